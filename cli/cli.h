@@ -19,6 +19,7 @@ int command_cache(int argc, char **argv);
 int complain(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The library's sentence about a call that failed, and its exit code: EXIT_USAGE for what is wrong on every machine. */
 int fail(fdm_status status);
+int fail_with(fdm_status status, const char *sentence); /* one that was kept */
 /* Whole-number and real options: 1, or 0 after a complaint that names the option. */
 int parse_integer(const char *option, const char *text, int64_t least, int64_t most, int64_t *value);
 int parse_real(const char *option, const char *text, double *value);

@@ -6,12 +6,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache_build.h"
 #include "cli.h"
 #include "json_writer.h"
 
 static const char help[] =
-    "usage: fdm cache [list|clear] [--json]\n\nThe folder of CUDA kernels compiled at run time: lists or "
-    "removes its entries. An entry that is damaged, or of other sources or "
+    "usage: fdm cache [list|clear] [--json]\n       fdm cache pack FILE\n       fdm cache build --device NAME [--set "
+    "common|FILE]\n\nThe folder of CUDA kernels compiled at run time: lists or "
+    "removes its entries, makes one file of them for other machines, or compiles kernels ahead (fdm cache build "
+    "--help). An entry that is damaged, or of other sources or "
     "another library version, is never used; nor is one that others than you and root own or may write. Beyond "
     "FLASH_DMATTN_CACHE_SIZE (default 1G) the entries not used for longest are removed.\n\nexample: fdm cache list";
 
@@ -54,7 +57,18 @@ static struct totals walk(const char *folder, int clear, struct json_writer *jso
     return totals;
 }
 
+static int pack(const char *path) {
+    int64_t entries, bytes;
+    const fdm_status status = fdm_cache_pack(path, &entries, &bytes);
+    if (status)
+        return fail(status);
+    printf("%s: %lld entries, %lld bytes\n", path, (long long)entries, (long long)bytes);
+    return EXIT_FINE;
+}
+
 int command_cache(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "build") == 0)
+        return command_cache_build(argc - 1, argv + 1);
     static const struct option options[] = {{"json", no_argument, 0, 'j'}, {"help", no_argument, 0, 'h'}, {0}};
     int option, json = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -68,8 +82,11 @@ int command_cache(int argc, char **argv) {
     }
     const char *action = optind < argc ? argv[optind] : "list";
     int clear = strcmp(action, "clear") == 0;
+    if (strcmp(action, "pack") == 0)
+        return optind + 2 == argc ? pack(argv[optind + 1])
+                                  : complain(EXIT_USAGE, "cache pack takes one file, the archive that it writes");
     if (optind + 1 < argc || (!clear && strcmp(action, "list") != 0))
-        return complain(EXIT_USAGE, "cache takes 'list' or 'clear', not '%s'", argv[argc - 1]);
+        return complain(EXIT_USAGE, "cache takes 'list', 'clear', 'pack' or 'build', not '%s'", argv[argc - 1]);
     fdm_cache_info info = {.struct_bytes = sizeof info};
     const fdm_status status = fdm_cache_query(&info);
     if (status)

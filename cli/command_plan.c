@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache_build.h"
 #include "cli.h"
 #include "companion_run.h"
 #include "json_writer.h"
@@ -22,7 +23,9 @@ static const char help[] =
     "  --head-dim N  --head-dim-v N                                  (64, as head-dim)\n"
     "  --dtype NAME       fp32, bf16, fp16, fp64                     (fp32)\n"
     "  --causal  --window L,R  --softcap X  --scale X\n"
-    "  --mask  --bias  --intervals     a dense mask, a full bias, key intervals\n"
+    "  --mask  --bias  --key-bias  --intervals     a dense mask, a full bias, one bias a key, key intervals\n"
+    "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
+    "  --sink             a learnable sink for each head\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
     "  --explain  each step of the choice on its own line\n"
     "  --variants         every kernel that takes the problem there, and its choice codes\n"
@@ -38,7 +41,7 @@ struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, explain, variants, resources, json;
+    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_bias, explain, variants, resources, json;
 };
 
 enum {
@@ -58,7 +61,10 @@ enum {
     OPT_SCALE,
     OPT_MASK,
     OPT_BIAS,
+    OPT_KEY_BIAS,
     OPT_INTERVALS,
+    OPT_SINK,
+    OPT_VARLEN,
     OPT_THREADS,
     OPT_FAMILY,
     OPT_KERNEL,
@@ -85,7 +91,10 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"scale", required_argument, 0, OPT_SCALE},
                                         {"mask", no_argument, 0, OPT_MASK},
                                         {"bias", no_argument, 0, OPT_BIAS},
+                                        {"key-bias", no_argument, 0, OPT_KEY_BIAS},
                                         {"intervals", no_argument, 0, OPT_INTERVALS},
+                                        {"sink", no_argument, 0, OPT_SINK},
+                                        {"varlen", no_argument, 0, OPT_VARLEN},
                                         {"threads", required_argument, 0, OPT_THREADS},
                                         {"family", required_argument, 0, OPT_FAMILY},
                                         {"kernel", required_argument, 0, OPT_KERNEL},
@@ -138,7 +147,10 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_SCALE: return r->has_scale = parse_real(name, text, &p->softmax_scale);
     case OPT_MASK: return p->has_mask = 1;
     case OPT_BIAS: return p->has_bias = 1;
+    case OPT_KEY_BIAS: return r->has_key_bias = p->has_bias = 1;
     case OPT_INTERVALS: return p->has_intervals = 1;
+    case OPT_SINK: return p->has_sink = 1;
+    case OPT_VARLEN: return p->varlen = 1;
     case OPT_FAMILY: r->options.family = text; return 1;
     case OPT_KERNEL: r->options.kernel = text; return 1;
     case OPT_EXPLAIN: return r->explain = 1;
@@ -161,8 +173,20 @@ static void fill_defaults(struct request *r) {
         memcpy(p->mask_shape, full, sizeof full);
     if (p->has_bias)
         memcpy(p->bias_shape, full, sizeof full);
+    if (r->has_key_bias) {
+        p->bias_shape[1] = p->heads_kv; /* as masks are made: of each KV head */
+        p->bias_shape[2] = 1;
+    }
+    if (p->has_intervals)
+        p->interval_batch = p->batch, p->interval_heads = p->heads_kv;
+    if (p->varlen) {
+        p->total_q = p->batch * p->seqlen_q;
+        p->total_k = p->batch * p->seqlen_k;
+    }
     p->bias_dtype = p->dtype;
     p->needs_dbias = p->has_bias && p->pass == FDM_BACKWARD;
+    p->sink_dtype = p->dtype;
+    p->needs_dsink = p->has_sink && p->pass == FDM_BACKWARD;
 }
 
 /* The steps of a reason are separated by "; ". */
@@ -270,11 +294,38 @@ static int print_variants(const fdm_device *device, const struct request *r) {
     return EXIT_FINE;
 }
 
-int command_plan(int argc, char **argv) {
-    struct request r = {.device = "cpu", .problem = fdm_problem_default(), .options = fdm_options_default()};
-    r.problem.heads = 8;
-    r.problem.seqlen_q = 1024;
+/* -1: go on with the request; else the command's exit code. */
+static int read_request(int argc, char **argv, struct request *r) {
     int option, index = 0;
+    *r = (struct request){.device = "cpu", .problem = fdm_problem_default(), .options = fdm_options_default()};
+    r->problem.heads = 8;
+    r->problem.seqlen_q = 1024;
+    while ((option = getopt_long(argc, argv, "", options, &index)) != -1) {
+        if (option == OPT_HELP) {
+            fputs(help, stdout);
+            return EXIT_FINE;
+        }
+        if (option == '?' || !set_option(r, option, options[option - OPT_DEVICE].name, optarg))
+            return EXIT_USAGE;
+    }
+    if (optind < argc)
+        return complain(EXIT_USAGE, "plan takes no argument '%s'", argv[optind]);
+    fill_defaults(r);
+    return -1;
+}
+
+int plan_problem(int argc, char **argv, fdm_problem *problem, fdm_options *options_of) {
+    struct request r;
+    optind = 1;
+    if (read_request(argc, argv, &r) >= 0)
+        return 0;
+    *problem = r.problem;
+    *options_of = r.options;
+    return 1;
+}
+
+int command_plan(int argc, char **argv) {
+    struct request r;
     if (argc > 2 && strcmp(argv[1], "--op") == 0) {
         if (strcmp(argv[2], "gemm") == 0)
             return plan_gemm(argc - 2, argv + 2);
@@ -282,17 +333,9 @@ int command_plan(int argc, char **argv) {
             return plan_softmax(argc - 2, argv + 2);
         return complain(EXIT_USAGE, "--op is '%s'; it must be gemm or softmax, or left out for attention", argv[2]);
     }
-    while ((option = getopt_long(argc, argv, "", options, &index)) != -1) {
-        if (option == OPT_HELP) {
-            fputs(help, stdout);
-            return EXIT_FINE;
-        }
-        if (option == '?' || !set_option(&r, option, options[option - OPT_DEVICE].name, optarg))
-            return EXIT_USAGE;
-    }
-    if (optind < argc)
-        return complain(EXIT_USAGE, "plan takes no argument '%s'", argv[optind]);
-    fill_defaults(&r);
+    const int code = read_request(argc, argv, &r);
+    if (code >= 0)
+        return code;
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_status status = fdm_device_from_name(r.device, &device);

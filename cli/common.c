@@ -16,9 +16,10 @@ int complain(int code, const char *format, ...) {
     return code;
 }
 
-int fail(fdm_status status) {
-    return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
+int fail_with(fdm_status status, const char *sentence) {
+    return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", sentence);
 }
+int fail(fdm_status status) { return fail_with(status, fdm_last_error()); }
 
 int parse_integer(const char *option, const char *text, int64_t least, int64_t most, int64_t *value) {
     char *end;

@@ -102,8 +102,7 @@ FDM_API const char *fdm_version(void);
  *
  * A tensor that a function writes has no byte in common with any other tensor of the call, or the call is an error that
  * names both. Views of one tensor are apart where they lie between each other's rows, as dq, dk and dv of
- * dqkv [B, S, 3, H, D] do. A comment says where a result may take the place of an input: same address, shape and
- * strides. */
+ * dqkv [B, S, 3, H, D] do. A comment says where a result may take an input's place: same address, shape, strides. */
 typedef struct fdm_device_id {
     int32_t type;  /* DLPack's device_type: FDM_CPU or FDM_CUDA */
     int32_t index; /* DLPack's device_id */
@@ -157,10 +156,10 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *     mask                           [B|1, H|Hkv|1, Sq|1, Sk|1]      bool, true = visible
  *     bias                           [B|1, H|Hkv|1, Sq|1, Sk|1]      q's dtype or float32
  *     dbias                          shape and dtype of bias
+ *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
  *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
  *
  * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
- *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
  *
  * Packed call: sequences of unlike lengths one behind the other. A call with cu_seqlens_q is packed:
  *
@@ -192,8 +191,7 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  * tile that do not see it, and one in a row the gradients of keys there that it does not see.
  *
  * q, k, v, out and their gradients need a contiguous last axis. Every other stride is free; those of outputs are
- * positive, and no two elements of an output may overlap. out may take the place of q. Elements need only their own
- * alignment. */
+ * positive, and no two elements of an output may overlap. out may take q's place. Elements need their own alignment. */
 typedef struct fdm_tensors {
     uint32_t struct_bytes; /* sizeof(fdm_tensors) */
     const fdm_tensor *q, *k, *v;
@@ -207,10 +205,10 @@ typedef struct fdm_tensors {
      * May be NULL; neither written nor read where there is no bias. forward: written. backward: read; needed for right
      * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost
      * the logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1).
-    const fdm_tensor *sink;
-    fdm_tensor *dsink; /* as dbias */
      */
     fdm_tensor *lse_low;
+    const fdm_tensor *sink;
+    fdm_tensor *dsink; /* as dbias */
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -231,9 +229,9 @@ typedef struct fdm_options {
     int32_t num_threads; /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
     const char *kernel;  /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
     const char *family;  /* force a family ("cpu", "reference"); NULL = chosen */
-    int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
     const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
+    int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
 } fdm_options;
 
 /* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
@@ -296,8 +294,7 @@ FDM_API fdm_status fdm_merge(const fdm_merge_tensors *tensors, void *stream);
 
 typedef enum fdm_pass { FDM_FORWARD = 0, FDM_BACKWARD = 1 } fdm_pass;
 
-/* What to compute, without data. Filled by fdm_describe(), or by hand from fdm_problem_default() to plan for shapes
- * alone. */
+/* What to compute, without data. Filled by fdm_describe(), or by hand from fdm_problem_default(). */
 typedef struct fdm_problem {
     fdm_pass pass;
     fdm_dtype dtype;
@@ -453,8 +450,7 @@ typedef struct fdm_launch {
 FDM_API fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace,
                                size_t workspace_bytes, const fdm_launch *launch);
 
-/* Compiles or loads the plan's kernels now, so that no later call does (before a CUDA graph is captured, say). Nothing
- * to do on the CPU. */
+/* Compiles or loads the plan's kernels now, so that no later call does. Nothing to do on the CPU. */
 FDM_API fdm_status fdm_prepare(const fdm_plan *plan);
 
 /* What a kernel that a plan launches takes of a CUDA device, and how much of it is resident at once in theory. */
@@ -473,8 +469,7 @@ typedef struct fdm_kernel_resources {
 
 /* Of each kernel that the plan launches on `device`, which need not be present: compiled by NVRTC where the cache does
  * not have it, which takes seconds. kernels has room for `size`; 8 are always enough. The first one's struct_bytes
- * counts for all. *count receives their number, 0 for plans of the CPU. FDM_ERROR_UNSUPPORTED when there is no NVRTC.
- */
+ * counts for all. *count receives their number, 0 for plans of the CPU. FDM_ERROR_UNSUPPORTED without NVRTC. */
 FDM_API fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fdm_kernel_resources *kernels,
                                       int32_t size, int32_t *count);
 
@@ -529,8 +524,7 @@ FDM_API fdm_status fdm_key_bias_backward(const fdm_tensor *dt, const fdm_tensor 
  * fdm_topk_intervals_workspace() says how many bytes of workspace, at a multiple of 16, a bias takes on its device (0
  * for one that is not legal). On the CPU, where the time is O(Sk log W) a head, workspace NULL allocates them. On CUDA
  * devices the workspace is device memory; the work is enqueued on `stream` (a CUstream, NULL = the default stream), can
- * be captured, and nothing waits for it.
- */
+ * be captured, and nothing waits for it. */
 FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
                                       size_t workspace_bytes, void *stream);
@@ -640,6 +634,11 @@ typedef struct fdm_cache_info {
     char ignored[256];          /* one sentence that names the folder or such an entry; "" when there is none */
 } fdm_cache_info;
 FDM_API fdm_status fdm_cache_query(fdm_cache_info *info);
+
+/* Writes that folder's whole entries as one file. A library of this version takes kernels from it that
+ * FLASH_DMATTN_KERNEL_ARCHIVE names, or that lies beside it as "kernels-sm_90.fdm", without NVRTC. Either number may be
+ * NULL. FDM_ERROR_UNSUPPORTED where there is nothing to pack. */
+FDM_API fdm_status fdm_cache_pack(const char *path, int64_t *num_entries, int64_t *bytes);
 
 /* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
 FDM_API void fdm_shutdown(void);

@@ -21,10 +21,11 @@ SOURCES = {".c", ".h", ".cu", ".cuh"}
 
 # Folder of src/ ("." is src/ itself) -> folders that its files may include besides their own.
 MAY_INCLUDE = {
-    "base": set(),
-    "cuda": {"base"},
+    "system": set(),
+    "base": {"system"},
+    "cuda": {"base", "system"},
     "problem": {"base"},
-    "device": {"base", "cuda"},
+    "device": {"base", "cuda", "system"},
     "contract": {"base", "problem"},
     "gpu": {"base", "cuda", "problem", "device", "contract"},
     "families": {"contract"},

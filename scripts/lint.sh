@@ -27,6 +27,7 @@ check "selection tables" python3 scripts/selection_table.py build/tests/selectio
 check "verified" python3 scripts/verified.py --check
 check "tables of the companions" python3 scripts/companions_table.py --check
 check "table of README.md" python3 scripts/readme_table.py --check
+check "kernel set" python3 scripts/kernel_set.py --check
 check "docs" python3 scripts/check_docs.py
 check "subjects" python3 scripts/check_subjects.py
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'

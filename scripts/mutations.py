@@ -255,18 +255,18 @@ MUTATIONS = [
         "test_merge"),
     # whom the cache trusts
     Mutation(
-        "files that a group may write", "src/cuda/cache_folder.c",
-        "return facts->st_mode & (S_IWGRP | S_IWOTH) ? \"may be written by others than its owner\" : NULL;",
-        "return facts->st_mode & S_IWOTH ? \"may be written by others than its owner\" : NULL;",
+        "files that a group may write", "src/system/posix_files.c",
+        "return s->st_mode & (S_IWGRP | S_IWOTH) ? \"may be written by others than its owner\" : NULL;",
+        "return s->st_mode & S_IWOTH ? \"may be written by others than its owner\" : NULL;",
         "test_cuda_reuse"),
     Mutation(
-        "another user's files", "src/cuda/cache_folder.c",
-        "if (facts->st_uid != geteuid() && facts->st_uid != 0)",
-        "if (facts->st_uid != geteuid() && facts->st_uid == 0)",
+        "another user's files", "src/system/posix_files.c",
+        "if (s->st_uid != geteuid() && s->st_uid != 0)",
+        "if (s->st_uid != geteuid() && s->st_uid == 0)",
         "test_cuda_reuse"),
     Mutation(
         "an entry with more behind it", "src/cuda/cache.c",
-        "if (fread(code, 1, (size_t)header.code_bytes, file) != header.code_bytes || fgetc(file) != EOF ||",
-        "if (fread(code, 1, (size_t)header.code_bytes, file) != header.code_bytes ||",
+        "if (valid && fgetc(file) != EOF) {",
+        "if (valid && fgetc(file) == -2) {",
         "test_cuda_cache"),
 ]

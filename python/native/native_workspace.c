@@ -3,6 +3,15 @@
 
 #include <stdlib.h>
 
+#ifdef _WIN32
+#    include <malloc.h>
+static void *take_aligned(size_t bytes) { return _aligned_malloc(bytes, 64); }
+static void free_aligned(void *memory) { _aligned_free(memory); }
+#else
+static void *take_aligned(size_t bytes) { return aligned_alloc(64, bytes); }
+static void free_aligned(void *memory) { free(memory); }
+#endif
+
 /* Buffers above this go back to the system after the call. */
 static const size_t keep_bytes = (size_t)256 << 20;
 
@@ -25,16 +34,16 @@ void native_workspace_return(struct native_workspace workspace) {
             idle[i] = workspace;
             return;
         }
-    free(workspace.memory);
+    free_aligned(workspace.memory);
 }
 
 static void *allocate(void *context, size_t bytes) {
     struct native_workspace *workspace = context;
     if (bytes <= workspace->bytes)
         return workspace->memory;
-    free(workspace->memory);
+    free_aligned(workspace->memory);
     size_t rounded = (bytes + 4095) / 4096 * 4096;
-    *workspace = (struct native_workspace){aligned_alloc(64, rounded), rounded};
+    *workspace = (struct native_workspace){take_aligned(rounded), rounded};
     if (!workspace->memory)
         workspace->bytes = 0;
     return workspace->memory;

@@ -2,7 +2,8 @@
 #include "base/memory.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
+
+#include "system/system.h"
 
 static _Atomic int64_t fail_countdown;
 static _Atomic int64_t live;
@@ -12,7 +13,7 @@ void *memory_allocate(size_t bytes) {
         return NULL;
     if (bytes > SIZE_MAX - 64)
         return NULL;
-    void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    void *memory = system_allocate((bytes + 64) / 64 * 64);
     if (memory)
         atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     return memory;
@@ -22,7 +23,7 @@ void memory_release(void *memory) {
     if (!memory)
         return;
     atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
-    free(memory);
+    system_release(memory);
 }
 
 void memory_fail_at(int64_t n) { atomic_store(&fail_countdown, n); }

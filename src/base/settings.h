@@ -12,6 +12,7 @@ enum setting {
     SETTING_SCHEDULER,
     SETTING_CACHE_DIR,
     SETTING_CACHE_SIZE, /* bytes */
+    SETTING_KERNEL_ARCHIVE,
     SETTING_NUM_THREADS,
     SETTING_CPU_ISA, /* best instruction set to use */
     SETTING_LOG,     /* a flag */

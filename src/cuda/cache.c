@@ -1,14 +1,9 @@
 /* cache.c: one file for each compiled kernel: a header with a checksum, then the machine code. */
-#define _GNU_SOURCE /* mkostemp, O_NOFOLLOW */
 #include "cuda/cache.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "cuda/cache_folder.h"
@@ -25,6 +20,10 @@ static uint64_t hash_end(uint64_t hash) {
     hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9ull;
     hash = (hash ^ hash >> 27) * 0x94d049bb133111ebull;
     return hash ^ hash >> 31;
+}
+
+uint64_t cache_checksum(uint64_t hash, const void *data, size_t bytes) {
+    return hash_end(hash_bytes(hash ^ 0xcbf29ce484222325ull, data, bytes));
 }
 
 struct cache_key cache_key_of(const struct cuda_compiler *compiler, const char *arch, const struct cuda_source *source,
@@ -67,145 +66,121 @@ static uint64_t checksum_of(const struct entry_header *header, const void *code)
     return hash_end(hash_bytes(hash, code, (size_t)header->code_bytes));
 }
 
-enum { PATH_BYTES = CACHE_FOLDER_BYTES + 1 + CACHE_NAME_BYTES, CODE_BYTES_MAX = 64 << 20 };
+enum { CODE_BYTES_MAX = 64 << 20 };
 
 /* "HALFHALF-", then the compiler's part. */
 static void entry_name(const struct cache_key *key, char *name) {
-    snprintf(name, CACHE_NAME_BYTES, "%016llx%016llx-%016llx.cubin", (unsigned long long)key->half[0],
+    snprintf(name, SYSTEM_NAME_BYTES, "%016llx%016llx-%016llx.cubin", (unsigned long long)key->half[0],
              (unsigned long long)key->half[1], (unsigned long long)key->compiler);
 }
 enum { NAME_PREFIX = 33 };
 
-static int read_entry(FILE *file, const struct cache_key *key, struct cuda_binary *binary) {
+int cache_is_wanted(const struct cache_key *key, const struct cache_key *wanted) {
+    return memcmp(key->half, wanted->half, sizeof key->half) == 0 &&
+           (!wanted->compiler || key->compiler == wanted->compiler);
+}
+
+int cache_read_entry(FILE *file, struct cache_key *key, struct cuda_binary *binary) {
     struct entry_header header;
     if (fread(&header, sizeof header, 1, file) != 1 || memcmp(header.magic, magic, sizeof magic) != 0 ||
-        memcmp(header.key, key->half, sizeof key->half) != 0 || (key->compiler && header.key[2] != key->compiler) ||
         header.code_bytes == 0 || header.code_bytes > CODE_BYTES_MAX)
         return 0;
     void *code = memory_allocate((size_t)header.code_bytes);
     if (!code)
         return 0;
-    if (fread(code, 1, (size_t)header.code_bytes, file) != header.code_bytes || fgetc(file) != EOF ||
+    if (fread(code, 1, (size_t)header.code_bytes, file) != header.code_bytes ||
         checksum_of(&header, code) != header.checksum) {
         memory_release(code);
         return 0;
     }
+    *key = (struct cache_key){{header.key[0], header.key[1]}, header.key[2]};
     *binary = (struct cuda_binary){code, (size_t)header.code_bytes, header.resources, header.compiler_major};
     return 1;
 }
 
-/* Only regular files: a pipe in the entry's place would have no end. */
-static FILE *open_entry(int folder, const char *name) {
-    struct stat facts;
-    int file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (file < 0)
-        return NULL;
-    FILE *stream = fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && !cache_is_foreign(&facts, name)
-                       ? fdopen(file, "rb")
-                       : NULL;
-    if (!stream)
-        close(file);
-    return stream;
-}
-
-static int load_entry(int folder, const char *name, const struct cache_key *key, struct cuda_binary *binary) {
-    static const struct timespec now[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
-    FILE *file = open_entry(folder, name);
-    if (!file)
-        return 0;
-    const int valid = read_entry(file, key, binary);
-    if (valid)
-        (void)futimens(fileno(file), now); /* used, so that it stays; in a folder of root's it may be refused */
-    fclose(file);
-    return valid;
-}
-
-static int load_any(int folder, const struct cache_key *key, int32_t max_major, struct cuda_binary *binary) {
-    struct cache_walk walk;
-    char name[CACHE_NAME_BYTES];
-    int valid = 0;
-    entry_name(key, name);
-    if (!cache_walk_begin(&walk, folder))
-        return 0;
-    while (!valid && cache_walk_next(&walk)) {
-        valid = strncmp(walk.name, name, NAME_PREFIX) == 0 && load_entry(folder, walk.name, key, binary);
-        if (valid && max_major > 0 && binary->compiler_major > max_major) { /* the driver would not take it */
-            memory_release(binary->code);
-            *binary = (struct cuda_binary){0};
-            valid = 0;
-        }
-    }
-    cache_walk_end(&walk);
-    return valid;
-}
-
-int cache_load(const struct cache_key *key, int32_t max_major, struct cuda_binary *binary) {
-    char path[CACHE_FOLDER_BYTES], name[CACHE_NAME_BYTES];
-    const int folder = cache_folder_open(0, path);
-    if (folder < 0)
-        return 0;
-    entry_name(key, name);
-    const int valid = key->compiler ? load_entry(folder, name, key, binary) : load_any(folder, key, max_major, binary);
-    close(folder);
-    return valid;
-}
-
-static int write_all(int file, const void *data, size_t bytes) {
-    const char *at = data;
-    while (bytes > 0) {
-        ssize_t written = write(file, at, bytes);
-        if (written <= 0)
-            return 0;
-        at += written;
-        bytes -= (size_t)written;
-    }
-    return 1;
-}
-
-/* Past the process's limit on files a write would raise a signal that ends the process. */
-static int may_write(size_t bytes) {
-    struct rlimit limit;
-    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur;
-}
-
-/* A temporary file beside the entry, and its name into `temporary`; -1 when there is none. */
-static int make_temporary(const char *path, char *temporary, size_t size) {
-    /* a random name: process numbers come again, in containers most of all, and killed processes leave files */
-    snprintf(temporary, size, "%s.XXXXXX", path);
-    return mkostemp(temporary, O_CLOEXEC);
-}
-
-static int write_entry(const char *path, const struct cache_key *key, const struct cuda_binary *binary) {
-    char temporary[PATH_BYTES + 8];
+void cache_make_header(const struct cache_key *key, const struct cuda_binary *binary,
+                       uint8_t made[CACHE_HEADER_BYTES]) {
     struct entry_header header = {.key = {key->half[0], key->half[1], key->compiler},
                                   .code_bytes = binary->bytes,
                                   .resources = binary->resources,
                                   .compiler_major = binary->compiler_major};
-    const int file = make_temporary(path, temporary, sizeof temporary);
-    if (file < 0)
-        return 0;
+    _Static_assert(sizeof header == CACHE_HEADER_BYTES, "what others know of it");
     memcpy(header.magic, magic, sizeof magic);
     header.checksum = checksum_of(&header, binary->code);
-    int whole =
-        write_all(file, &header, sizeof header) && write_all(file, binary->code, binary->bytes) && fsync(file) == 0;
-    whole = close(file) == 0 && whole;
-    if (whole && rename(temporary, path) == 0)
+    memcpy(made, &header, sizeof header);
+}
+
+int cache_read_file(const struct system_folder *folder, const char *name, int used, struct cache_key *key,
+                    struct cuda_binary *binary) {
+    struct system_file_facts facts;
+    FILE *file = system_open_in(folder, name, &facts);
+    if (!file)
+        return 0;
+    int valid = !cache_is_foreign(&facts, name) && cache_read_entry(file, key, binary);
+    if (valid && fgetc(file) != EOF) {
+        cuda_binary_release(binary);
+        valid = 0;
+    }
+    if (valid && used)
+        system_touch(file);
+    fclose(file);
+    return valid;
+}
+
+static int load_entry(const struct system_folder *folder, const char *name, const struct cache_key *wanted,
+                      struct cuda_binary *binary) {
+    struct cache_key key;
+    if (!cache_read_file(folder, name, 1, &key, binary))
+        return 0;
+    if (cache_is_wanted(&key, wanted))
         return 1;
-    unlink(temporary);
+    cuda_binary_release(binary);
     return 0;
 }
 
-int cache_store(const struct cache_key *key, const struct cuda_binary *binary) {
-    char path[CACHE_FOLDER_BYTES], name[CACHE_NAME_BYTES], whole[PATH_BYTES];
-    const size_t bytes = sizeof(struct entry_header) + binary->bytes;
-    const int folder = (int64_t)bytes <= cache_limit() && may_write(bytes) ? cache_folder_open(1, path) : -1;
-    if (folder < 0)
+static int load_any(const struct system_folder *folder, const struct cache_key *key, int32_t max_major,
+                    struct cuda_binary *binary) {
+    struct system_walk walk;
+    char name[SYSTEM_NAME_BYTES];
+    int valid = 0;
+    entry_name(key, name);
+    if (!system_begin_walk(&walk, folder))
+        return 0;
+    while (!valid && cache_walk_on(&walk)) {
+        valid = strncmp(walk.name, name, NAME_PREFIX) == 0 && load_entry(folder, walk.name, key, binary);
+        if (valid && max_major > 0 && binary->compiler_major > max_major) { /* the driver would not take it */
+            cuda_binary_release(binary);
+            valid = 0;
+        }
+    }
+    system_end_walk(&walk);
+    return valid;
+}
+
+int cache_load(const struct cache_key *key, int32_t max_major, struct cuda_binary *binary) {
+    struct system_folder folder;
+    char name[SYSTEM_NAME_BYTES];
+    if (!cache_folder_open(0, &folder))
         return 0;
     entry_name(key, name);
-    snprintf(whole, sizeof whole, "%s/%s", path, name);
-    const int written = write_entry(whole, key, binary);
+    const int valid =
+        key->compiler ? load_entry(&folder, name, key, binary) : load_any(&folder, key, max_major, binary);
+    system_close_folder(&folder);
+    return valid;
+}
+
+int cache_store(const struct cache_key *key, const struct cuda_binary *binary) {
+    struct system_folder folder;
+    char name[SYSTEM_NAME_BYTES];
+    uint8_t header[CACHE_HEADER_BYTES];
+    const size_t bytes = sizeof header + binary->bytes;
+    if ((int64_t)bytes > cache_limit() || !system_may_write(bytes) || !cache_folder_open(1, &folder))
+        return 0;
+    cache_make_header(key, binary, header);
+    entry_name(key, name);
+    const int written = system_replace_in(&folder, name, header, sizeof header, binary->code, binary->bytes);
     if (written)
-        cache_evict(folder);
-    close(folder);
+        cache_evict(&folder);
+    system_close_folder(&folder);
     return written;
 }

@@ -6,11 +6,8 @@
  *      site-packages folder, in VIRTUAL_ENV, and in the folders of PYTHONPATH
  *   3. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR
  *   4. the dynamic linker's own search */
-#define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
 #include "cuda/compiler.h"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +18,7 @@
 #include "base/memory.h"
 #include "base/settings.h"
 #include "cuda/driver.h"
+#include "system/system.h"
 
 enum { NEWEST_MAJOR = 13, OLDEST_MAJOR = 12 };
 
@@ -38,8 +36,9 @@ static int found_file(const char *path, struct cuda_compiler *compiler) {
 
 static int found_in(const char *folder, size_t length, const char *below, int32_t major,
                     struct cuda_compiler *compiler) {
-    char path[512];
-    int written = snprintf(path, sizeof path, "%.*s%s/libnvrtc.so.%d", (int)length, folder, below, major);
+    char path[512], name[32];
+    system_nvrtc_name(major, name, sizeof name);
+    int written = snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, below, name);
     return written > 0 && (size_t)written < sizeof path && found_file(path, compiler);
 }
 
@@ -54,32 +53,26 @@ struct loaded_search {
     int32_t major;
     struct cuda_compiler *compiler;
 };
-static int look_at_loaded(struct dl_phdr_info *info, size_t size, void *data) {
+static int is_loaded(const char *path, void *data) {
     struct loaded_search *search = data;
     char name[32];
-    (void)size;
-    snprintf(name, sizeof name, "/libnvrtc.so.%d", search->major);
-    const char *slash = strrchr(info->dlpi_name, '/');
-    return slash && strcmp(slash, name) == 0 && found_file(info->dlpi_name, search->compiler);
+    system_nvrtc_name(search->major, name, sizeof name);
+    const char *slash = strrchr(path, '/');
+    return slash && strcmp(slash + 1, name) == 0 && found_file(path, search->compiler);
 }
-static int look_beside_loaded(struct dl_phdr_info *info, size_t size, void *data) {
+static int is_beside_loaded(const char *path, void *data) {
     struct loaded_search *search = data;
     static const char folder[] = "/site-packages";
-    (void)size;
-    const char *at = strstr(info->dlpi_name, folder);
-    return at && found_in_packages(info->dlpi_name, (size_t)(at - info->dlpi_name) + sizeof folder - 1, search->major,
-                                   search->compiler);
+    const char *at = strstr(path, folder);
+    return at && found_in_packages(path, (size_t)(at - path) + sizeof folder - 1, search->major, search->compiler);
 }
 
 /* The linker's search opens the library: the only way to ask it where the file is. It stays open: it compiles next. */
 static int found_by_linker(int32_t major, struct cuda_compiler *compiler) {
-    char name[32];
-    struct link_map *map;
-    snprintf(name, sizeof name, "libnvrtc.so.%d", major);
-    void *library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
-    if (!library)
-        return 0;
-    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && found_file(map->l_name, compiler);
+    char name[32], path[512];
+    system_nvrtc_name(major, name, sizeof name);
+    void *library = system_open_library(name);
+    return library && system_library_path(library, path, sizeof path) && found_file(path, compiler);
 }
 
 static int found_in_environment(int32_t major, struct cuda_compiler *compiler) {
@@ -116,7 +109,7 @@ static int search(int32_t max_major, int by_linker, struct cuda_compiler *compil
     for (int32_t major = max_major; major >= OLDEST_MAJOR; major--) {
         struct loaded_search loaded = {major, compiler};
         compiler->major = major;
-        if (dl_iterate_phdr(look_at_loaded, &loaded) || dl_iterate_phdr(look_beside_loaded, &loaded) ||
+        if (system_visit_libraries(is_loaded, &loaded) || system_visit_libraries(is_beside_loaded, &loaded) ||
             found_in_environment(major, compiler) || found_toolkit(major, compiler) ||
             (by_linker && found_by_linker(major, compiler)))
             return 1;
@@ -254,18 +247,18 @@ static fdm_status open_nvrtc(const struct cuda_compiler *compiler, struct nvrtc 
          * beside it (pip's of 13.0 does not). Ones that are loaded are found by that name; they stay open. */
         char builtins[BUILTINS_PATH];
         if (find_builtins(compiler, builtins) >= 0)
-            dlopen(builtins, RTLD_NOW | RTLD_LOCAL);
-        struct nvrtc fresh = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL)};
+            system_open_library(builtins);
+        struct nvrtc fresh = {.library = system_open_library(path)};
         int complete = fresh.library != NULL;
 #define NVRTC_RESOLVE(type, member, name, parameters) \
-    complete = complete && (*(void **)&fresh.member = dlsym(fresh.library, name)) != NULL;
+    complete = complete && (*(void **)&fresh.member = system_symbol(fresh.library, name)) != NULL;
         NVRTC_FUNCTIONS(NVRTC_RESOLVE)
 #undef NVRTC_RESOLVE
         if (!complete) {
             status = error_set(FDM_ERROR_SYSTEM, "NVRTC cannot be opened from %.300s: %.100s", path,
-                               fresh.library ? "it lacks a function" : dlerror());
+                               fresh.library ? "it lacks a function" : system_library_error());
             if (fresh.library)
-                dlclose(fresh.library);
+                system_close_library(fresh.library);
         } else {
             kept = fresh;
             snprintf(kept.path, sizeof kept.path, "%s", path);
@@ -366,13 +359,17 @@ static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program,
     else if ((result = nvrtc->cubin(program, binary->code)))
         status = refuse(nvrtc, result, file, arch, log);
     if (status) {
-        memory_release(binary->code);
-        *binary = (struct cuda_binary){0};
+        cuda_binary_release(binary);
     } else {
         binary->resources = read_log(log, request->entry);
     }
     memory_release(log);
     return status;
+}
+
+void cuda_binary_release(struct cuda_binary *binary) {
+    memory_release(binary->code);
+    *binary = (struct cuda_binary){0};
 }
 
 void cuda_target_of(const char *arch, const struct cuda_source *source, char *target) {

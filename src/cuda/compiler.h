@@ -35,6 +35,7 @@ struct cuda_binary {
     struct cuda_resources resources;
     int32_t compiler_major; /* of the compiler that made it */
 };
+void cuda_binary_release(struct cuda_binary *binary);
 /* What the source is compiled for on a device of `arch` ("sm_90"): that, or the architecture's own target ("sm_90a").
  * source may be NULL. */
 enum { CUDA_TARGET_BYTES = 16 };

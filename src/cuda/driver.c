@@ -1,7 +1,6 @@
 /* driver.c: libcuda by dlopen, its devices and primary contexts. */
 #include "cuda/driver.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 #include "base/error.h"
 #include "cuda/compiler.h"
 #include "cuda/cuda.h"
+#include "system/system.h"
 
 enum { OLDEST_VERSION = 12000 };
 
@@ -29,7 +29,7 @@ static fdm_status refuse(fdm_status status, const char *format, const char *deta
 /* Function by function, in the version of CUDA 12.0, whatever the driver's own. */
 static fdm_status resolve(void *library, struct cuda_driver *driver) {
     cu_result (*get_address)(const char *, void **, int, unsigned long long, int *);
-    *(void **)&get_address = dlsym(library, "cuGetProcAddress_v2");
+    *(void **)&get_address = system_symbol(library, "cuGetProcAddress_v2");
     if (!get_address)
         return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver is older than 12.0%s: it has no cuGetProcAddress_v2", "");
     const struct {
@@ -83,13 +83,13 @@ static fdm_status start(struct cuda_driver *driver) {
 static void note_fork(void) { atomic_store_explicit(&opened.forked, 1, memory_order_relaxed); }
 
 static void open_driver(void) {
-    if (pthread_atfork(NULL, NULL, note_fork)) {
+    if (system_call_in_children(note_fork)) {
         opened.status = refuse(FDM_ERROR_OUT_OF_MEMORY, "no memory for the CUDA driver's%s fork handler", "");
         return;
     }
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void *library = system_open_library(system_cuda_driver);
     if (!library) {
-        opened.status = refuse(FDM_ERROR_UNSUPPORTED, "no CUDA driver can be opened: %s", dlerror());
+        opened.status = refuse(FDM_ERROR_UNSUPPORTED, "no CUDA driver can be opened: %s", system_library_error());
         return;
     }
     opened.status = resolve(library, &opened.driver);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "cuda/archive.h"
 #include "cuda/cache.h"
 #include "cuda/cache_folder.h"
 #include "cuda/cuda.h"
@@ -112,7 +113,8 @@ static int is_ready(struct work *work) {
     const int found = cuda_compiler_known(max_major_of(work), &compiler);
     const struct cache_key key =
         cache_key_of(found ? &compiler : NULL, work->arch, work->source, &work->request, cuda_compile_options);
-    work->on_disk = cache_load(&key, max_major_of(work), &work->binary);
+    work->on_disk = cache_load(&key, max_major_of(work), &work->binary) ||
+                    archive_load(&key, work->arch, max_major_of(work), &work->binary);
     work->image = work->binary.code;
     return work->on_disk;
 }

@@ -2,9 +2,9 @@
 #include "device/isa.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "base/settings.h"
+#include "system/system.h"
 
 static const char *const names[CPU_ISA_COUNT] = {"scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx"};
 
@@ -104,9 +104,6 @@ struct cpu_isas cpu_isas(void) {
 }
 
 void cpu_cache_bytes(int64_t bytes[3]) {
-    const int wanted[3] = {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE};
-    for (int i = 0; i < 3; i++) {
-        long size = sysconf(wanted[i]);
-        bytes[i] = size > 0 ? size : 0;
-    }
+    for (int level = 1; level <= 3; level++)
+        bytes[level - 1] = system_cache_bytes(level);
 }

@@ -4,15 +4,13 @@
  * release-store makes the job visible; a thread whose index is below `participants` takes part and counts `left` down,
  * so the job stays untouched until all of them are done. Threads wait for the next ticket by spinning for a moment,
  * then asleep on a condition variable. */
-#define _GNU_SOURCE
 #include "device/pool.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
+
+#include "system/system.h"
 
 enum { POOL_WORKERS_MAX = 1023, POOL_STOP = 0xffff, SPIN_NANOSECONDS = 30000 };
 
@@ -109,6 +107,7 @@ static void run_indices(int32_t first, int32_t participants) {
 static void *work(void *argument) {
     int32_t index = (int32_t)(intptr_t)argument;
     uint64_t ticket = 0;
+    system_name_thread("flash_dmattn");
     for (;;) {
         ticket = wait_ticket(ticket);
         int32_t participants = (int32_t)(ticket & 0xffff);
@@ -125,13 +124,6 @@ static void *work(void *argument) {
     }
 }
 
-/* The threads run this library's code: it must not be unmapped by a dlclose() while they exist. */
-static void pin_library(void) {
-    Dl_info info;
-    if (dladdr(&pool, &info) && info.dli_fname)
-        dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-}
-
 /* Threads that cannot be started are done without. */
 static void start_workers(int32_t wanted) {
     if (wanted > POOL_WORKERS_MAX)
@@ -139,17 +131,14 @@ static void start_workers(int32_t wanted) {
     if (pool.num_workers >= wanted)
         return;
     if (pool.num_workers == 0)
-        pin_library();
+        system_keep_library(&pool); /* the threads run its code, which a dlclose() would unmap */
     /* Signals are for the host's threads; the new ones inherit the mask. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    struct system_signals old;
+    system_block_signals(&old);
     while (pool.num_workers < wanted &&
-           pthread_create(&pool.workers[pool.num_workers], NULL, work, (void *)(intptr_t)(pool.num_workers + 1)) == 0) {
-        pthread_setname_np(pool.workers[pool.num_workers], "flash_dmattn");
+           pthread_create(&pool.workers[pool.num_workers], NULL, work, (void *)(intptr_t)(pool.num_workers + 1)) == 0)
         pool.num_workers++;
-    }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    system_restore_signals(&old);
 }
 
 int pool_run(int32_t num_threads, int spin, void (*body)(void *argument, int32_t index), void *argument) {

@@ -1,14 +1,13 @@
 /* processor.c: asks the processor and the operating system; isa.c draws the conclusions. */
-#define _GNU_SOURCE
 #include "device/processor.h"
 
 #include <pthread.h>
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
-#    include <sys/syscall.h>
-#    include <unistd.h>
 #endif
+
+#include "system/system.h"
 
 static struct processor here;
 
@@ -18,12 +17,6 @@ static uint64_t enabled_states(void) {
     uint32_t low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (uint64_t)high << 32 | low;
-}
-
-/* Linux gives a process the 8 KiB of tile state on request only (Documentation/arch/x86/xstate.rst). */
-static int request_tiles(void) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
 static void look(void) {
@@ -40,7 +33,7 @@ static void look(void) {
             here.leaf7_1_eax = a;
     }
     if (here.enabled_states >> 18 & 1)
-        here.tiles_granted = request_tiles();
+        here.tiles_granted = system_request_tiles();
 }
 #elif defined(__aarch64__)
 static void look(void) { here.arm64 = 1; }

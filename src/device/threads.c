@@ -1,17 +1,13 @@
 /* threads.c: how many threads a call may use, and who runs them: the host, its OpenMP runtime, or the own pool. */
-#define _GNU_SOURCE
 #include "device/threads.h"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "device/pool.h"
 #include "device/quota.h"
+#include "system/system.h"
 
 /* ThreadSanitizer does not see libgomp's synchronisation. */
 #if defined(__SANITIZE_THREAD__)
@@ -30,50 +26,43 @@
 static struct {
     atomic_int ready;  /* the functions below are set */
     atomic_int forked; /* this process is a child: its team may be gone, and it would hang (GCC PR 60035) */
-    atomic_ullong libraries_loaded; /* the loader's count when we looked last */
+    atomic_ullong libraries_loaded; /* system_libraries_loaded() before the last search */
     void (*parallel)(void (*body)(void *), void *argument, unsigned num_threads, unsigned flags); /* GOMP_parallel */
     int (*max_threads)(void), (*in_parallel)(void), (*thread_num)(void), (*num_threads)(void);
 } openmp;
 
 static pthread_mutex_t openmp_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-struct library_search {
-    unsigned long long loaded; /* the loader's count now */
-    char path[4096];           /* "" = none */
-};
-
 /* GNU's runtime, under wheels' hashed names too (libgomp-a34b3233.so.1); LLVM's and Intel's have the same entry. */
-static int look_at_library(struct dl_phdr_info *info, size_t size, void *argument) {
-    struct library_search *search = argument;
-    (void)size;
-    search->loaded = info->dlpi_adds;
-    if (search->loaded == atomic_load(&openmp.libraries_loaded))
-        return 1;
-    const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
+enum { LIBRARY_PATH_BYTES = 4096 };
+static int keep_openmp(const char *path, void *found) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     int matches = strncmp(name, "libgomp", 7) == 0 || strncmp(name, "libiomp5", 8) == 0 ||
                   strncmp(name, "libomp.", 7) == 0 || strncmp(name, "libomp-", 7) == 0;
-    if (!matches || strlen(info->dlpi_name) >= sizeof search->path)
+    if (!matches || strlen(path) >= LIBRARY_PATH_BYTES)
         return 0;
-    strcpy(search->path, info->dlpi_name);
+    strcpy(found, path);
     return 1;
 }
 
 static int find_function(void *library, const char *name, void *function_pointer) {
-    void *symbol = dlsym(library, name);
+    void *symbol = system_symbol(library, name);
     memcpy(function_pointer, &symbol, sizeof symbol);
     return symbol != NULL;
 }
 
-/* A runtime may be loaded at any time, so the loader's list is looked at again whenever it has grown. */
+/* A runtime may be loaded at any time, so the search is done again whenever the process has other libraries. */
 static void openmp_find(void) {
-    struct library_search search = {.path = ""};
-    dl_iterate_phdr(look_at_library, &search);
-    if (!search.path[0]) {
-        atomic_store(&openmp.libraries_loaded, search.loaded);
+    char path[LIBRARY_PATH_BYTES];
+    const uint64_t loaded = system_libraries_loaded();
+    if (loaded == atomic_load(&openmp.libraries_loaded))
+        return;
+    if (!system_visit_libraries(keep_openmp, path)) {
+        atomic_store(&openmp.libraries_loaded, loaded);
         return;
     }
     pthread_mutex_lock(&openmp_mutex);
-    void *library = atomic_load(&openmp.ready) ? NULL : dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);
+    void *library = atomic_load(&openmp.ready) ? NULL : system_open_loaded_library(path);
     if (library) {
         int complete = find_function(library, "GOMP_parallel", &openmp.parallel) &&
                        find_function(library, "omp_get_max_threads", &openmp.max_threads) &&
@@ -82,8 +71,8 @@ static void openmp_find(void) {
                        find_function(library, "omp_get_num_threads", &openmp.num_threads);
         atomic_store(&openmp.ready, complete);
         if (!complete)
-            dlclose(library);
-        atomic_store(&openmp.libraries_loaded, search.loaded);
+            system_close_library(library);
+        atomic_store(&openmp.libraries_loaded, loaded);
     }
     pthread_mutex_unlock(&openmp_mutex);
 }
@@ -118,26 +107,12 @@ static void in_child(void) {
     pool_forget();
 }
 
-/* Whether this process was forked and has not called exec since. What its parent did with an OpenMP runtime before the
- * fork is not known here, so the runtime is left alone. Linux says it in the flags of /proc/self/stat. */
-static int is_forked_child(void) {
-    enum { FORKED_WITHOUT_EXEC = 0x40 }; /* PF_FORKNOEXEC of the kernel */
-    char line[512] = "";
-    unsigned flags = 0;
-    FILE *file = fopen("/proc/self/stat", "re");
-    if (!file)
-        return 0;
-    const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
-    fclose(file);
-    return name_end && sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
-           (flags & FORKED_WITHOUT_EXEC) != 0;
-}
-
 /* When the library is loaded, since the host may have used its OpenMP runtime before our first call, and may have
- * forked. */
+ * forked. What a parent did with an OpenMP runtime before the fork is not known in its child, so the runtime is left
+ * alone there. */
 __attribute__((constructor)) static void register_fork(void) {
-    atomic_store(&openmp.forked, is_forked_child());
-    pthread_atfork(NULL, NULL, in_child);
+    atomic_store(&openmp.forked, system_is_forked_child());
+    system_call_in_children(in_child);
 }
 
 /* ---- counting ---- */
@@ -148,14 +123,10 @@ static void read_quota(void) { quota = quota_cpus(""); }
 int32_t threads_available(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_quota);
-    /* 8192 CPUs, the most a kernel can be built for; a set that is too small is an error. */
-    unsigned long set[8192 / (8 * sizeof(unsigned long))];
-    int32_t cpus = 1;
-    if (sched_getaffinity(0, sizeof set, (cpu_set_t *)set) == 0)
-        cpus = CPU_COUNT_S(sizeof set, (cpu_set_t *)set);
+    int32_t cpus = system_usable_cpus();
     if (quota > 0 && quota < cpus)
         cpus = quota;
-    return cpus > 0 ? cpus : 1;
+    return cpus;
 }
 
 static void limit(int32_t *count, int32_t most) {

@@ -1,11 +1,11 @@
 /* arena.c: tensors between unreadable pages, poisoned wherever there is no element. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/half.h"
 #include "checks.h"
+#include "pages.h"
 
 int64_t guarded_elements(const struct guarded *g) {
     int64_t n = 1;
@@ -90,7 +90,7 @@ static void open_pieces(struct guarded *g, size_t page) {
     for (size_t n = 0; n < g->num_pieces; n++) {
         const uintptr_t first = (uintptr_t)(g->data + n * g->piece_step) / page * page;
         const uintptr_t last = ((uintptr_t)(g->data + n * g->piece_step + g->piece_bytes) + page - 1) / page * page;
-        if (last > first && mprotect((void *)first, last - first, PROT_READ | PROT_WRITE)) {
+        if (last > first && !pages_open((void *)first, last - first)) {
             perror("fdm-checks: pages");
             exit(2);
         }
@@ -100,7 +100,7 @@ static void open_pieces(struct guarded *g, size_t page) {
 
 void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
                   int loose) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)fdm_dtype_bytes(dtype);
+    const size_t page = page_bytes(), bytes = (size_t)fdm_dtype_bytes(dtype);
     *g = (struct guarded){.tensor = {.device = {FDM_CPU, 0}, .ndim = ndim, .dtype = fdm_data_type_of(dtype)}};
     memcpy(g->shape, shape, (size_t)ndim * sizeof *shape);
     g->tensor.shape = g->shape;
@@ -111,8 +111,8 @@ void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32
     g->piece_bytes = g->data_bytes - (g->num_pieces - 1) * g->piece_step;
     size_t inside = (g->data_bytes + page - 1) / page * page;
     g->map_bytes = inside + 2 * page;
-    g->map = mmap(NULL, g->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (g->map == MAP_FAILED) {
+    g->map = pages_reserve(g->map_bytes);
+    if (!g->map) {
         perror("fdm-checks: guard pages");
         exit(2);
     }
@@ -124,7 +124,7 @@ void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32
 
 void guarded_free(struct guarded *g) {
     if (g->map)
-        munmap(g->map, g->map_bytes);
+        pages_release(g->map, g->map_bytes);
     free(g->saved);
     *g = (struct guarded){0};
 }

@@ -82,7 +82,7 @@ struct trial {
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
     double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
-                                   * the row's largest weight */
+                                   * the row's largest weight, 0 where it sees no key */
     struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
     char forms[3][56];                   /* of mask, bias and intervals, where they have one (structure.h) */
     char text[512];                      /* the problem in one line */
@@ -154,6 +154,7 @@ void trial_keep_facts(struct trial *trial);
 /* spoil.c: before the truth is made: NaN in a row or key, and whether there is one; after it: NaN and inf in what
  * nobody sees. */
 int trial_spoil_seen(struct trial *trial);
+int trial_wants_nan(const struct trial *trial); /* what it may return, by the seed alone */
 void trial_spoil_hidden(struct trial *trial);
 /* Whether NaN is right beside the truth in an element of an output. */
 int trial_may_be_nan(const struct trial *trial, enum role role, int64_t n);

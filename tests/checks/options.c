@@ -1,5 +1,4 @@
 /* options.c: reads the command line of fdm-checks, and prints what it may say. */
-#define _GNU_SOURCE /* program_invocation_short_name */
 #include "options.h"
 
 #include <errno.h>
@@ -52,7 +51,8 @@ enum { NUM_ROWS = sizeof rows / sizeof rows[0] };
 static char program[256];
 const char *checks_program(void) { return program; }
 
-static const char *called(void) { return program_invocation_short_name; }
+static const char *called_by; /* this program's own name, without its folder */
+static const char *called(void) { return called_by; }
 
 /* Whether a list of words holds a word of this length. */
 static int holds(const char *list, const char *word, size_t length) {
@@ -195,7 +195,9 @@ static void name_program(const struct options *o) {
 }
 
 int options_read(struct options *o, const struct subject *subjects, int argc, char **argv) {
+    const char *slash = strrchr(argv[0], '/');
     int i = 1;
+    called_by = slash ? slash + 1 : argv[0];
     *o = (struct options){.share.parts = 1};
     o->seed = o->repeat = o->right = o->seconds = o->threads = o->keys = o->most = o->from = NOT_GIVEN;
     for (int n = 1; n < argc; n++)

@@ -70,6 +70,13 @@ GOLDEN_COMMANDS = {
     "cache": "cache list",
     "cache_json": "cache clear --json",
     "cache_bad": "cache burn",
+    "cache_help": "cache --help",
+    "cache_build_help": "cache build --help",
+    "cache_build_no_device": "cache build",
+    "cache_build_cpu": "cache build --device cpu:scalar",
+    "cache_build_no_set": "cache build --device sm_90 --set nowhere.txt",
+    "cache_pack_nothing": "cache pack",
+    "plan_packed": "plan --device cpu:scalar --varlen --batch 3 --key-bias --heads 4 --heads-kv 2 --causal --seqlen-q 77",
 }
 
 
@@ -174,10 +181,13 @@ def test_contenders_of_the_benchmark_exist(name, head_dim):
 
 GARBAGE = {"FLASH_DMATTN_NUM_THREADS": "abc", "FLASH_DMATTN_CPU_ISA": "sse9", "FLASH_DMATTN_CACHE_SIZE": "lots",
            "FLASH_DMATTN_SCHEDULER": "xx", "FLASH_DMATTN_KERNEL": "no.such", "FLASH_DMATTN_LOG": "yes",
-           "FLASH_DMATTN_PROFILE_BACKWARD": "on", "FLASH_DMATTN_CACHE_DIR": "/" + 600 * "x"}
+           "FLASH_DMATTN_PROFILE_BACKWARD": "on", "FLASH_DMATTN_CACHE_DIR": "/" + 600 * "x",
+           "FLASH_DMATTN_KERNEL_ARCHIVE": "/" + 600 * "y"}
+
+OF_CACHE = ("FLASH_DMATTN_CACHE_SIZE", "FLASH_DMATTN_CACHE_DIR", "FLASH_DMATTN_KERNEL_ARCHIVE")
 
 
-@pytest.mark.parametrize("name", sorted(set(GARBAGE) - {"FLASH_DMATTN_CACHE_SIZE", "FLASH_DMATTN_CACHE_DIR"}))
+@pytest.mark.parametrize("name", sorted(set(GARBAGE) - set(OF_CACHE)))
 def test_garbage_in_a_setting_is_an_error(name):
     result = run("attend", EXAMPLE, "--backward", "--iters", 1, **{name: GARBAGE[name]})
     assert result.returncode == 2 and result.stdout == ""
@@ -192,7 +202,7 @@ def test_garbage_in_a_setting_is_no_lack_of_kernels(command, name):
     assert result.stderr.startswith(f"fdm: {name} is '{GARBAGE[name]}'; it must be ")
 
 
-@pytest.mark.parametrize("name", ["FLASH_DMATTN_CACHE_SIZE", "FLASH_DMATTN_CACHE_DIR"])
+@pytest.mark.parametrize("name", OF_CACHE)
 def test_garbage_in_a_setting_of_the_cache_is_an_error(name):
     result = run("cache", **{name: GARBAGE[name]})
     assert result.returncode == 2 and result.stdout == ""
@@ -553,3 +563,59 @@ def test_masks_of_the_largest_biases_need_their_number(tmp_path, kind):
     assert result.returncode == 2 and result.stderr == f"fdm: mask {kind} needs --topk W\n"
     result = run("mask", kind, "--bias", tmp_path / "bias.npy", "--topk", "-1")
     assert result.returncode == 2 and result.stderr.startswith("fdm: --topk is '-1'; it must be a whole number in 0..")
+
+
+# Where NVRTC is looked for.
+COMPILES = {name: os.environ[name] for name in ("VIRTUAL_ENV", "PYTHONPATH", "CUDA_HOME") if name in os.environ}
+
+
+@pytest.mark.parametrize("line, words", [
+    ("--head-dim 64 --heads -3", "--heads"),
+    ("--head-dim 64 --what", "set.txt:2: it is no problem: --head-dim 64 --what"),
+    ("--head-dim 64 " + 70 * "--causal ", "set.txt:2: more than"),
+    ("--head-dim 64 --scale " + 600 * "1", "set.txt:2: more than"),
+    ("--head-dim 5000 --dtype bf16", "set.txt:2: "),
+])
+def test_a_set_with_a_line_that_is_no_problem_compiles_nothing(tmp_path, line, words):
+    (tmp_path / "set.txt").write_text(f"# a comment\n{line}\n")
+    result = run("cache", "build", "--device", "sm_90", "--set", tmp_path / "set.txt",
+                 FLASH_DMATTN_CACHE_DIR=str(tmp_path / "cache"))
+    assert result.returncode == 2 and result.stdout == "" and words in result.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_kernels_of_an_archive_are_not_compiled(tmp_path):
+    """Built and packed on one machine; on the other there is no NVRTC, and nothing is written."""
+    if not json.loads(run("info", "--json", **COMPILES).stdout)["compiler"]:
+        pytest.skip("no NVRTC is installed here")
+    problem = "--pass backward --head-dim 64 --dtype bf16 --causal --seqlen-q 2048"
+    (tmp_path / "set.txt").write_text(f"# two\n\n{problem}\n--head-dim 64 --dtype bf16 --varlen --batch 2\n")
+    archive, folder = tmp_path / "kernels.fdm", {"FLASH_DMATTN_CACHE_DIR": str(tmp_path / "cache")}
+    built = run("cache", "build", "--device", "sm_90", "--set", tmp_path / "set.txt", "--json", **folder, **COMPILES)
+    assert built.returncode == 0, built.stderr
+    facts = json.loads(built.stdout)
+    assert facts["problems"] == 2 and facts["entries"] >= 4 and facts["device"] == "sm_90"
+    packed = run("cache", "pack", archive, **folder)
+    assert packed.stdout == f"{archive}: {facts['entries']} entries, {archive.stat().st_size} bytes\n"
+
+    plan = [TOOL, "plan", "--device", "sm_90", "--resources", *problem.split()]
+    bare = {"PATH": "/usr/bin:/bin", "FLASH_DMATTN_CACHE_DIR": str(tmp_path / "other"), "HOME": str(tmp_path)}
+    said = subprocess.run(plan, capture_output=True, text=True, env=bare | {"FLASH_DMATTN_KERNEL_ARCHIVE": str(archive)})
+    assert said.returncode == 0 and "hopper_backward: 512 threads" in said.stdout, said.stderr
+    assert not (tmp_path / "other").exists()
+    archive.write_bytes(archive.read_bytes()[:100])
+    said = subprocess.run(plan, capture_output=True, text=True,
+                          env=bare | {"FLASH_DMATTN_KERNEL_ARCHIVE": str(archive), "FLASH_DMATTN_LOG": "1"})
+    line = f"flash_dmattn: compiled kernels are not taken from {archive}: it is damaged"
+    assert said.stderr.splitlines()[0] == line
+
+
+def test_the_common_set_plans_for_every_architecture():
+    """No line of it is refused, and none is left to a kernel of the CPU."""
+    text = (ROOT / "cli" / "common_set.c").read_text()
+    lines = [line.replace('"\n    "', "") for line in re.findall(r'    "((?:.|\n)*?)",\n', text)]
+    assert len(lines) > 200
+    for device in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120"):
+        for line in lines[::29]:
+            result = run("plan", "--device", device, "--json", *line.split())
+            assert result.returncode == 0, result.stderr

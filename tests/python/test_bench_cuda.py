@@ -225,9 +225,9 @@ def test_plans_for_other_devices_say_what_is_wrong():
         bench_selection.run_as("sm_90:smem=99K", None, tensors)
     with pytest.raises(ValueError, match="out is NULL|out"):
         bench_selection.run_as(None, None, inputs)
-    with pytest.raises(TypeError, match="18 tensors are needed, 3 were given"):
+    with pytest.raises(TypeError, match="20 tensors are needed, 3 were given"):
         _native.run_as(None, None, (None,) * 3, False, 0.0, 0, None)
-    for bad in ((), (3, None, (None,) * 18, False, 0.0, 0, None), (None, None, [None] * 18, False, 0.0, 0, None)):
+    for bad in ((), (3, None, (None,) * 20, False, 0.0, 0, None), (None, None, [None] * 20, False, 0.0, 0, None)):
         with pytest.raises(TypeError):
             _native.run_as(*bad)
 

@@ -172,7 +172,7 @@ def test_compile_and_operator_checks():
     q, k, v = tensors(rows=64, keys=64)
     compiled = torch.compile(lambda *x: flash_dmattn_func(*x, is_causal=True) * 2, fullgraph=True)
     assert torch.equal(compiled(q, k, v), flash_dmattn_func(q, k, v, is_causal=True) * 2)
-    arguments = (q, k, v, *[None] * 6, 0, 0, None, True, 0.0, -1, -1, False)
+    arguments = (q, k, v, *[None] * 7, 0, 0, None, True, 0.0, -1, -1, False, False)
     torch.library.opcheck(torch.ops.flash_dmattn.forward.default, arguments,
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
@@ -393,13 +393,13 @@ def test_gradients_match_finite_differences(dtype, step, options):
 def test_operator_checks_of_backward_and_masks():
     q, k, v = (tensor.requires_grad_() for tensor in tensors(rows=64, keys=70))
     bias = torch.randn(1, 2, 1, 70, device="cuda", requires_grad=True)
-    settings = (0, 0, 0.3, True, 2.0, 30, -1, False)
+    settings = (0, 0, 0.3, True, 2.0, 30, -1, False, False)
     forward, backward = torch.ops.flash_dmattn.forward.default, torch.ops.flash_dmattn.backward.default
-    torch.library.opcheck(forward, (q, k, v, *[None] * 6, *settings[:-1], True))
+    torch.library.opcheck(forward, (q, k, v, *[None] * 7, *settings[:-2], True, False))
     q, k, v = (tensor.detach() for tensor in (q, k, v))
-    inputs = (q, k, v, None, bias.detach(), *[None] * 4)
+    inputs = (q, k, v, None, bias.detach(), *[None] * 5)
     out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
-    torch.library.opcheck(backward, (*inputs, out, lse, out, None, True, True, True, True, *settings),
+    torch.library.opcheck(backward, (*inputs, out, lse, out, None, True, True, True, True, False, *settings),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
     bias, padding = torch.randn(1, 2, 90, device="cuda"), torch.rand(2, 90, device="cuda") < 0.8
     torch.library.opcheck(torch.ops.flash_dmattn.topk_intervals.default, (bias, padding, 9, 90))

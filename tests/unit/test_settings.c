@@ -68,6 +68,7 @@ static const struct {
      {"static", "longest", "dynamic"},
      {"xx", "or", "Static", "static,", "static, longest", "dynamically", ","}},
     {"FLASH_DMATTN_CACHE_DIR", {cache, folder}, {"/dev/null/cache", "relative"}, {long_path}},
+    {"FLASH_DMATTN_KERNEL_ARCHIVE", {cache}, {"/dev/null/kernels.fdm", "relative.fdm"}, {long_path}},
     {"FLASH_DMATTN_CACHE_SIZE",
      {cache},
      {"0", "12", "3K", "512M", "5G", "9223372036854775807"},

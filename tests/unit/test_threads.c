@@ -33,6 +33,13 @@
 #ifndef TSAN
 #    define TSAN 0
 #endif
+/* A lock of AddressSanitizer's allocator that another thread holds during a fork stays locked in the child: with GCC 12
+ * its threads wait for it forever. */
+#if defined(__SANITIZE_ADDRESS__)
+#    define FORKS 0
+#else
+#    define FORKS (!TSAN)
+#endif
 
 enum { INDICES = 37 };
 
@@ -209,7 +216,7 @@ static int child_works(void) {
 
 static void test_fork(void **state) {
     (void)state;
-    if (TSAN)
+    if (!FORKS)
         skip();
     assert_true(runs_each_once(NULL, 4));
     assert_true(child_works());
@@ -225,7 +232,7 @@ static void fork_body(void *argument, int32_t index) {
 /* The child of a call in flight has a pool that nobody will ever release. */
 static void test_fork_inside(void **state) {
     (void)state;
-    if (TSAN)
+    if (!FORKS)
         skip();
     struct counts counts = {0};
     threads_run(NULL, 2, fork_body, &counts);

@@ -1,0 +1,434 @@
+#!/usr/bin/env python3
+"""wheels.py: wheels for every system from one machine, by zig's C compiler. scripts/wheels.sh calls it.
+
+The Python files and the metadata come from a wheel that pip builds here; each target's wheel has its own extension and
+`fdm` in the place of those. Then three things are checked: the libraries and symbol versions that the binaries need
+are those of the target's tag, the wheel has less than MOST_BYTES, and what this machine can run is run: tests/python
+in a fresh environment (x86-64 Linux), the C checks of the CPU (musl; Windows where wine is installed; AArch64 where
+QEMU is). What was only built is said so. Usage: scripts/wheels.sh [--list] [TARGET ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+
+import lief
+
+lief.logging.disable()  # it complains of Mach-O sections that it can read
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORK = ROOT / "build-wheels"
+DIST = ROOT / "dist"
+MOST_BYTES = 5 << 20
+RANDOM_PROBLEMS = "60"
+VERSION = re.search(r"(?m)^version = \"(.*)\"", (ROOT / "pyproject.toml").read_text())[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    triple: str  # of zig
+    system: str  # of Meson
+    processor: str
+    tag: str
+    libraries: frozenset[str]  # that the binaries may need
+    glibc: tuple[int, ...] = (0,)
+    runner: str = ""  # a program that runs its programs here; "-": none is needed; "": there is none
+
+    @property
+    def module(self) -> str:
+        return "_native.pyd" if self.system == "windows" else "_native.abi3.so"
+
+    @property
+    def tool(self) -> str:
+        return "fdm.exe" if self.system == "windows" else "fdm"
+
+    @property
+    def library(self) -> str:
+        """The shared library in the build folder's src, by its whole name."""
+        names = {"windows": "libflash_dmattn-0.dll", "darwin": "libflash_dmattn.0.dylib"}
+        return names.get(self.system, f"libflash_dmattn.so.{VERSION}")
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The names by which programs and compilers look for it."""
+        names = {"windows": (), "darwin": ("libflash_dmattn.dylib",)}
+        return names.get(self.system, ("libflash_dmattn.so.0", "libflash_dmattn.so"))
+
+    @property
+    def checks(self) -> str:
+        return "fdm-checks.exe" if self.system == "windows" else "fdm-checks"
+
+
+GLIBC = frozenset({"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2"})
+WINDOWS = frozenset({"kernel32.dll", "advapi32.dll", "python3.dll"})
+MACOS = frozenset({"/usr/lib/libSystem.B.dylib"})
+MUSL = frozenset({"libc.so", "libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1"})
+
+TARGETS = {
+    "manylinux-x86_64": Target("x86_64-linux-gnu.2.17", "linux", "x86_64", "manylinux_2_17_x86_64", GLIBC, (2, 17), "-"),
+    "manylinux-aarch64": Target(
+        "aarch64-linux-gnu.2.17", "linux", "aarch64", "manylinux_2_17_aarch64", GLIBC, (2, 17), "qemu-aarch64"),
+    "musllinux-x86_64": Target("x86_64-linux-musl", "linux", "x86_64", "musllinux_1_2_x86_64", MUSL, runner="-"),
+    "musllinux-aarch64": Target(
+        "aarch64-linux-musl", "linux", "aarch64", "musllinux_1_2_aarch64", MUSL, runner="qemu-aarch64"),
+    "macos-arm64": Target("aarch64-macos.11.0", "darwin", "aarch64", "macosx_11_0_arm64", MACOS),
+    "macos-x86_64": Target("x86_64-macos.11.0", "darwin", "x86_64", "macosx_11_0_x86_64", MACOS),
+    "windows-x86_64": Target("x86_64-windows-gnu", "windows", "x86_64", "win_amd64", WINDOWS, runner="wine"),
+}
+
+
+def run(*command: str | os.PathLike, **options: object) -> str:
+    """Runs a command, and ends with what it printed where it fails."""
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          **options)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nwheels: {' '.join(str(word) for word in command)} failed ({done.returncode})")
+    return done.stdout
+
+
+# ---- building ----
+
+PYCONFIG = """/* pyconfig.h of a 64-bit system, for the stable ABI alone; made by scripts/wheels.py */
+#define SIZEOF_SHORT 2
+#define SIZEOF_INT 4
+#define SIZEOF_LONG_LONG 8
+#define SIZEOF_VOID_P 8
+#define SIZEOF_SIZE_T 8
+#define SIZEOF_FLOAT 4
+#define SIZEOF_DOUBLE 8
+#ifdef _WIN32
+#    define MS_WINDOWS
+#    define MS_WIN64
+#    define Py_ENABLE_SHARED 1
+#    define HAVE_DECLSPEC_DLL 1
+#    define SIZEOF_LONG 4
+#    define SIZEOF_WCHAR_T 2
+typedef long long Py_ssize_t;
+#    define HAVE_PY_SSIZE_T 1
+#else
+#    define SIZEOF_LONG 8
+#    define SIZEOF_WCHAR_T 4
+#    define HAVE_SSIZE_T 1
+#endif
+"""
+
+
+def symbols_of_python(module: pathlib.Path) -> list[str]:
+    """The functions and objects of Python that an extension built here needs."""
+    binary = lief.ELF.parse(str(module))
+    return sorted(s.name for s in binary.imported_symbols if s.name.startswith(("Py", "_Py")))
+
+
+def make_headers(native: pathlib.Path) -> pathlib.Path:
+    """Python's headers with a configuration for any 64-bit system, and an import library of python3.dll."""
+    folder = WORK / "headers"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sysconfig.get_paths()["include"], folder)
+    (folder / "pyconfig.h").write_text(PYCONFIG)
+    definition = folder / "python3.def"
+    objects = ("PyExc_", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct", "_Py_NotImplementedStruct")
+    words = [name + (" DATA" if name.startswith(objects) or name.endswith("_Type") else "")
+             for name in symbols_of_python(native)]
+    definition.write_text("LIBRARY python3.dll\nEXPORTS\n" + "\n".join(words) + "\n")
+    run(sys.executable, "-m", "ziglang", "dlltool", "-m", "i386:x86-64", "-d", definition, "-D", "python3.dll", "-l",
+        folder / "libpython3.a")
+    return folder
+
+
+def cross_file(name: str, target: Target) -> pathlib.Path:
+    zig = f"'{sys.executable}', '-m', 'ziglang'"
+    path = WORK / f"{name}.ini"
+    path.write_text(f"""[binaries]
+c = [{zig}, 'cc', '-target', '{target.triple}']
+ar = [{zig}, 'ar']
+dlltool = [{zig}, 'dlltool']
+[host_machine]
+system = '{target.system}'
+cpu_family = '{target.processor}'
+cpu = '{target.processor}'
+endian = 'little'
+""")
+    return path
+
+
+def build(name: str, target: Target, headers: pathlib.Path) -> pathlib.Path:
+    """The build folder with the extension, the tool where it is portable, and the checks where they can run."""
+    folder = WORK / name
+    options = ["-Dpython=true", f"-Dpython_headers={headers}", "-Db_lundef=false", "-Dc_args=-g0", "-Dc_link_args=-s",
+               f"-Dcli={'false' if target.system == 'windows' else 'true'}",
+               f"-Dtests={'true' if shows_checks(target) else 'false'}", "-Dcmocka=disabled"]
+    again = ["--reconfigure"] if (folder / "build.ninja").exists() else []
+    run("meson", "setup", *again, folder, "--cross-file", cross_file(name, target), *options, cwd=ROOT)
+    goals = [f"python/{target.module}", f"src/{target.library}"] + ([] if target.system == "windows" else [target.tool])
+    run("ninja", "-C", folder, *goals, *([f"tests/{target.checks}"] if shows_checks(target) else []))
+    return folder
+
+
+# ---- packing ----
+
+
+def native_wheel() -> tuple[pathlib.Path, pathlib.Path]:
+    """The wheel that pip builds here, unpacked, and its extension."""
+    folder = WORK / "native"
+    shutil.rmtree(folder, ignore_errors=True)
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
+        "-Cbuild-dir=build-wheels/native-build", "-w", folder, ".", cwd=ROOT)
+    run(sys.executable, "-m", "wheel", "unpack", "--dest", folder, next(folder.glob("*.whl")))
+    unpacked = next(path for path in folder.iterdir() if path.is_dir())
+    return unpacked, unpacked / "flash_dmattn" / "_native.abi3.so"
+
+
+def pack(name: str, target: Target, native: pathlib.Path, built: pathlib.Path) -> pathlib.Path:
+    folder = WORK / f"{name}-wheel" / native.name
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    shutil.copytree(native, folder)
+    (folder / "flash_dmattn" / "_native.abi3.so").unlink()
+    shutil.copy(built / "python" / target.module, folder / "flash_dmattn")
+    scripts = next(folder.glob("*.data")) / "scripts"
+    (scripts / "fdm").unlink()
+    if (built / target.tool).exists():
+        shutil.copy(built / target.tool, scripts)
+    else:
+        shutil.rmtree(scripts.parent)
+    info = next(folder.glob("*.dist-info")) / "WHEEL"
+    lines = [line for line in info.read_text().splitlines() if not line.startswith("Tag:")]
+    info.write_text("\n".join(lines + [f"Tag: cp310-abi3-{target.tag}"]) + "\n")
+    DIST.mkdir(exist_ok=True)
+    run(sys.executable, "-m", "wheel", "pack", "--dest-dir", DIST, folder)
+    return DIST / f"{native.name}-cp310-abi3-{target.tag}.whl"
+
+
+PKG_CONFIG = """prefix=${pcfiledir}/../..
+includedir=${prefix}/include
+libdir=${prefix}/lib
+
+Name: flash-dmattn
+Description: Exact attention with any mask, forward and backward
+Version: @VERSION@
+Libs: -L${libdir} -lflash_dmattn
+Cflags: -I${includedir}
+"""
+
+
+def pack_c(name: str, target: Target, built: pathlib.Path) -> pathlib.Path:
+    """An archive with header, library, tool and the file of pkg-config, which may be unpacked anywhere."""
+    folder = WORK / f"{name}-c" / f"flash-dmattn-{VERSION}-{name}"
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    for part in ("include", "lib/pkgconfig", "bin"):
+        (folder / part).mkdir(parents=True)
+    shutil.copy(ROOT / "include" / "flash_dmattn.h", folder / "include")
+    for file in ("LICENSE", "examples/simple.c"):
+        shutil.copy(ROOT / file, folder)
+    shutil.copy(built / "src" / target.library, folder / ("bin" if target.system == "windows" else "lib"))
+    if target.system == "windows":
+        shutil.copy(built / "src" / "libflash_dmattn.dll.a", folder / "lib")
+    for link in target.links:
+        (folder / "lib" / link).symlink_to(target.library)
+    if (built / target.tool).exists():
+        shutil.copy(built / target.tool, folder / "bin")
+    (folder / "lib" / "pkgconfig" / "flash_dmattn.pc").write_text(PKG_CONFIG.replace("@VERSION@", VERSION))
+    archive = DIST / f"{folder.name}.tar.xz"
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.add(folder, folder.name)
+    return archive
+
+
+def run_example(name: str, target: Target, archive: pathlib.Path) -> str:
+    """Compiles the archive's own example with what is unpacked beside it, and runs it where this machine can."""
+    place = WORK / f"{name}-c" / "unpacked"
+    with tarfile.open(archive) as tar:
+        tar.extractall(place, filter="data")
+    folder = next(place.iterdir())
+    windows = target.system == "windows"
+    program = folder / "bin" / ("simple.exe" if windows else "simple")
+    library = [folder / "lib" / "libflash_dmattn.dll.a"] if windows else ["-L", folder / "lib", "-lflash_dmattn"]
+    run(sys.executable, "-m", "ziglang", "cc", "-target", target.triple, folder / "simple.c", "-I", folder / "include",
+        *library, "-o", program)
+    words = runner_of(target)
+    if words is None or "musl" in target.triple:  # musl's loader is not here
+        return "example compiled"
+    told = run(*words, program, env=os.environ | {"LD_LIBRARY_PATH": str(folder / "lib")} if not words else os.environ |
+               {"QEMU_SET_ENV": f"LD_LIBRARY_PATH={folder / 'lib'}"})
+    if not told.startswith("out[0] = 1"):
+        sys.exit(f"wheels: {program} printed {told}")
+    return "example compiled and run"
+
+
+# ---- checking ----
+
+
+def needs_of(binary: pathlib.Path) -> tuple[set[str], set[tuple[int, ...]]]:
+    """The libraries that a binary needs, and the versions of glibc's symbols."""
+    parsed = lief.parse(str(binary))
+    if isinstance(parsed, lief.PE.Binary):
+        return {entry.name.lower() for entry in parsed.imports}, set()
+    if isinstance(parsed, lief.MachO.Binary):
+        own = lief.MachO.LoadCommand.TYPE.ID_DYLIB
+        return {library.name for library in parsed.libraries if library.command != own}, set()
+    versions = {aux.name for need in parsed.symbols_version_requirement for aux in need.get_auxiliary_symbols()}
+    numbers = {tuple(int(n) for n in v.removeprefix("GLIBC_").split(".")) for v in versions if v.startswith("GLIBC_")}
+    return set(parsed.libraries), numbers
+
+
+def is_allowed(library: str, target: Target) -> bool:
+    if target.system == "windows" and library.startswith("api-ms-win-crt-"):
+        return True
+    return library in target.libraries or library.startswith("ld-linux-")
+
+
+def check(wheel: pathlib.Path, target: Target, built: pathlib.Path) -> None:
+    size = wheel.stat().st_size
+    if size > MOST_BYTES:
+        sys.exit(f"wheels: {wheel.name} has {size} bytes; {MOST_BYTES} are allowed")
+    for binary in [built / "python" / target.module, built / target.tool]:
+        if not binary.exists():
+            continue
+        libraries, versions = needs_of(binary)
+        foreign = sorted(library for library in libraries if not is_allowed(library, target))
+        if foreign:
+            sys.exit(f"wheels: {binary.name} of {wheel.name} needs {', '.join(foreign)}")
+        newer = sorted(v for v in versions if v > target.glibc)
+        if newer:
+            sys.exit(f"wheels: {binary.name} of {wheel.name} needs glibc {'.'.join(map(str, newer[-1]))}")
+
+
+# ---- running ----
+
+
+def shows_checks(target: Target) -> bool:
+    """Whether fdm-checks is built and run for it."""
+    return target.runner == "-" or shutil.which(target.runner) is not None
+
+
+def runner_of(target: Target) -> list[str] | None:
+    """The words before a program of the target; None: it cannot run here."""
+    if not shows_checks(target):
+        return None
+    words = [] if target.runner == "-" else [target.runner]
+    if target.runner.startswith("qemu") and "gnu" in target.triple:
+        words += ["-L", f"/usr/{target.processor}-linux-gnu"]
+    return words
+
+
+def run_checks(target: Target, built: pathlib.Path) -> str:
+    words = runner_of(target)
+    told = run(*words, built / "tests" / target.checks, "attention", "--repeat", RANDOM_PROBLEMS, "--kernel", "cpu.")
+    return f"{told.splitlines()[-1]} (fdm-checks on the CPU{f', by {words[0]}' if words else ''})"
+
+
+def run_python(wheel: pathlib.Path) -> list[str]:
+    """Installs the wheel where there is no compiler and no torch, and runs tests/wheel; then tests/python with the
+    project's own environment, where that has torch."""
+    place = WORK / "fresh"
+    shutil.rmtree(place, ignore_errors=True)
+    run(sys.executable, "-m", "venv", place)
+    python = place / "bin" / "python"
+    alone = {"PATH": f"{place}/bin"}
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "numpy", "pytest", wheel,
+        env=os.environ | alone | {"CC": "false"})
+    told = [run(python, "-m", "pytest", "-q", ROOT / "tests" / "wheel", cwd=WORK, env=alone)]
+    own = ROOT / ".venv" / "bin" / "python"
+    if own.exists() and subprocess.run([own, "-c", "import torch, pytest"], capture_output=True).returncode == 0:
+        files = [ROOT / "tests" / "python" / f"test_{name}.py" for name in ("forward", "gradients", "masks", "operators")]
+        site = next((place / "lib").glob("python3.*")) / "site-packages"
+        shutil.copytree(site / "flash_dmattn", WORK / "with-torch" / "flash_dmattn", dirs_exist_ok=True)
+        told.append(run(own, "-m", "pytest", "-q", *files, cwd=WORK, env=os.environ | {"PYTHONPATH": f"{WORK}/with-torch"}))
+    return [f"{text.strip().splitlines()[-1]} ({where})" for text, where in
+            zip(told, ("tests/wheel without torch", "a part of tests/python with torch"))]
+
+
+# ---- compiled kernels ----
+
+ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+
+
+def make_kernels(arch: str, fdm: pathlib.Path) -> str:
+    """A wheel with nothing but the compiled kernels of the common set for one architecture, which the library finds."""
+    version = run(fdm, "--version").split()[-1]
+    name = f"flash_dmattn_kernels_{arch.replace('_', '')}"
+    folder, cache = WORK / name, WORK / f"{name}-cache"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(cache, ignore_errors=True)
+    archive, info = folder / "flash_dmattn" / f"kernels-{arch}.fdm", folder / f"{name}-{version}.dist-info"
+    archive.parent.mkdir(parents=True)
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\nLicense: BSD-3-Clause\n"
+        f"Summary: Compiled kernels of flash-dmattn for {arch}\nRequires-Dist: flash-dmattn=={version}\n")
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\nGenerator: flash-dmattn\nRoot-Is-Purelib: false\nTag: py3-none-any\n")
+    place = os.environ | {"VIRTUAL_ENV": str(WORK / "venv"), "FLASH_DMATTN_CACHE_DIR": str(cache)}
+    start = time.monotonic()
+    run(fdm, "cache", "build", "--device", arch, "--set", "common", env=place)
+    seconds = time.monotonic() - start
+    told = run(fdm, "cache", "pack", archive, env=place)
+    archive.chmod(0o644)
+    DIST.mkdir(exist_ok=True)
+    run(sys.executable, "-m", "wheel", "pack", "--dest-dir", DIST, folder)
+    wheel = DIST / f"{name}-{version}-py3-none-any.whl"
+    without = {"PATH": "/usr/bin:/bin", "FLASH_DMATTN_KERNEL_ARCHIVE": str(archive), "FLASH_DMATTN_CACHE_DIR": "/dev/null/no"}
+    run(fdm, "plan", "--device", arch, "--head-dim", "128", "--dtype", "bf16", "--causal", "--heads", "32", "--heads-kv", "8",
+        "--seqlen-q", "2048", "--resources", env=without)
+    return (f"{wheel.name}: {told.split(': ')[-1].split(',')[0]}, {wheel.stat().st_size / 1e6:.2f} MB, compiled in "
+            f"{seconds:.0f} s; read without NVRTC")
+
+
+def make_sdist() -> str:
+    """An archive of the sources of the last commit, and a wheel built from it without an index."""
+    code = f"import mesonpy; print(mesonpy.build_sdist({str(DIST)!r}))"
+    DIST.mkdir(exist_ok=True)
+    archive = DIST / run(sys.executable, "-c", code, cwd=ROOT).strip().splitlines()[-1]
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-index", "--no-deps",
+        "--no-build-isolation", "-w", WORK / "from-sdist", archive)
+    return f"sdist: {archive.name}, {archive.stat().st_size / 1e6:.2f} MB; a wheel was built from it offline"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds and checks wheels for other systems.")
+    parser.add_argument("targets", nargs="*", metavar="TARGET")
+    parser.add_argument("--list", action="store_true", help="names the targets")
+    given = parser.parse_args()
+    kernels = [f"kernels-{arch}" for arch in ARCHES]
+    unknown = [name for name in given.targets if name not in {*TARGETS, *kernels, "sdist"}]
+    if unknown:
+        parser.error(f"{unknown[0]} is no target; targets are {', '.join([*TARGETS, 'sdist', *kernels])}")
+    if given.list:
+        print("\n".join(f"{name:20} {target.tag}" for name, target in TARGETS.items()))
+        print("\n".join(["sdist", *kernels]))
+        return
+    if not given.targets or "sdist" in given.targets:
+        print(make_sdist(), flush=True)
+    names = [name for name in given.targets or TARGETS if name in TARGETS]
+    wanted = [arch for arch in ARCHES if f"kernels-{arch}" in (given.targets or kernels)]
+    if not names and not wanted:
+        return
+    native, extension = native_wheel()
+    headers = make_headers(extension)
+    for name in names:
+        start, target = time.monotonic(), TARGETS[name]
+        built = build(name, target, headers)
+        wheel = pack(name, target, native, built)
+        check(wheel, target, built)
+        archive = pack_c(name, target, built)
+        ran = [run_checks(target, built)] if shows_checks(target) else []
+        example = run_example(name, target, archive)
+        if name == "manylinux-x86_64":
+            ran += run_python(wheel)
+        print(f"{name}: {wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s; "
+              f"{'; '.join(ran) or 'built, never run'}\n    {archive.name}, {archive.stat().st_size / 1e6:.2f} MB; {example}",
+              flush=True)
+    for arch in wanted:
+        print(make_kernels(arch, next(native.glob("*.data")) / "scripts" / "fdm"), flush=True)
+
+
+if __name__ == "__main__":
+    main()
