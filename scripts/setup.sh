@@ -38,7 +38,7 @@ fi
 
 wheels=("meson>=1.3,<2" "ninja" "meson-python>=0.16")
 case $level in
-test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "matplotlib" "safetensors" "nvidia-cuda-nvrtc>=13,<14" "transformers>=5.17,<5.24") ;;
+test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "matplotlib" "safetensors" "nvidia-cuda-nvrtc>=13,<14" "transformers>=5.17,<5.24" "jax>=0.10") ;;
 esac
 [ -x .venv/bin/python ] || python3 -m venv .venv
 stamp=.venv/.setup-$(printf '%s\n' "${wheels[@]}" | cksum | cut -d' ' -f1)

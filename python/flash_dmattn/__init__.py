@@ -17,7 +17,13 @@ import importlib
 import sys
 from typing import Any
 
-from . import _native
+try:
+    from . import _native
+except ImportError as error:
+    raise ImportError(
+        f"the compiled part of flash_dmattn cannot be loaded here ({error}); "
+        "`pip install --force-reinstall flash-dmattn` takes the one for this system"
+    ) from error
 from ._arrays import attention, attention_backward
 from ._gemm import gemm
 from ._merge import merge

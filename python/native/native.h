@@ -31,6 +31,8 @@ void native_ask_for_large_pages(const fdm_tensor *tensor);
 
 /* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
 PyObject *native_result(fdm_status status);
+/* For flash_dmattn.jax: native_xla.c. */
+PyObject *native_xla_handlers(PyObject *module, PyObject *unused);
 
 /* 0, or -1 with an exception set. */
 int native_expect(Py_ssize_t count, Py_ssize_t needed);

@@ -72,6 +72,7 @@ static PyMethodDef methods[] = {
     {"node_backward", FASTCALL(native_node_backward), "Backward of the autograd node."},
     {"operator_forward", FASTCALL(native_operator_forward), "Attention forward on PyTorch tensors."},
     {"operator_backward", FASTCALL(native_operator_backward), "Attention backward on PyTorch tensors."},
+    {"xla_handlers", native_xla_handlers, METH_NOARGS, "Custom calls of XLA: (target, platform, capsule) of each."},
     {"merge", FASTCALL(native_merge), "Two partial results into one, on caller-allocated tensors."},
     {"gemm", FASTCALL(native_gemm), "A matrix product, on caller-allocated tensors."},
     {"softmax", FASTCALL(native_softmax), "Softmax along rows, on caller-allocated tensors."},
