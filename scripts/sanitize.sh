@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # sanitize.sh: unit tests, fault tests and random problems under the address and undefined-behaviour sanitizers, and, on three
-# threads, under the thread sanitizer. Usage: scripts/sanitize.sh [SEEDS, default 300]
+# threads, under the thread sanitizer. Usage: scripts/sanitize.sh [SEEDS, default 80]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 export TSAN_OPTIONS="suppressions=$PWD/tests/faults/thread_sanitizer.supp"
-seeds=${1:-300}
+seeds=${1:-80}
 
 build() { # build FOLDER SANITIZERS
-    [ -e "$1/build.ninja" ] || meson setup "$1" -Dcli=false -Dtests=true -Db_lundef=false -Db_sanitize="$2" \
+    [ -e "$1/build.ninja" ] || meson setup "$1" -Doptimization=1 -Dcli=false -Dtests=true -Db_lundef=false -Db_sanitize="$2" \
         -Dc_args=-fno-sanitize-recover=all
     ninja -C "$1" --quiet
 }
