@@ -486,6 +486,7 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> List[Dict[str, Any]]:
 def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda has options of its own (cpu)")
+    parser.add_argument("--mask-grid", action="store_true", help="masks of contiguous runs on a CUDA device, beside peers")
     parser.add_argument("--B", type=int, nargs="+", default=[1], help="batches (1)")
     parser.add_argument("--H", type=int, nargs="+", help="query heads (512 / D)")
     parser.add_argument("--Hkv", type=int, help="key and value heads (H)")
@@ -522,7 +523,8 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
-    if any(name == "--device=cuda" or pair == ("--device", "cuda") for name, pair in zip(given, zip(given, given[1:] + [""]))):
+    on_cuda = any(pair == ("--device", "cuda") for pair in zip(given, given[1:])) or "--device=cuda" in given
+    if on_cuda or "--mask-grid" in given:
         import bench_cuda
 
         return bench_cuda.main(given)

@@ -22,18 +22,22 @@ import torch
 
 from flash_dmattn import flash_dmattn_func, masks
 
+import bench_masks
 import bench_report
 import bench_selection
 from bench_peers import PEERS, Problem, installed
 from bench_report import COPY, OURS
 
 SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
-        "backward-groups,backward-order")
+        "backward-groups,backward-order,mask-grid,backward-mask-grid")
+GRID_SETS = "mask-grid,backward-mask-grid"
 OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
 
-# The device waits before each sample, so that no contender's time is that of the host which launches it.
+# The device waits before each sample, so that no contender's time is that of the host which launches it. The host of
+# cuDNN's flex_attention takes about a millisecond.
 QUEUE_CYCLES = 500_000
+QUEUE_CYCLES_GRID = 4_000_000
 
 
 class Case:
@@ -129,6 +133,10 @@ def cases(names: List[str]) -> Iterator[Case]:
                     for extra in ("", "deterministic"):
                         yield Case("backward-order", 1, 16, seqlen, head_dim, causal=causal, extra=extra, backward=True,
                                    peers=())
+    for name in GRID_SETS.split(","):
+        for head_dim, heads, heads_kv, keys, extra, causal in bench_masks.shapes() if name in names else ():
+            yield Case(name, 1, heads, keys, head_dim, causal=causal, heads_kv=heads_kv, extra=extra,
+                       backward=name != "mask-grid", peers=("cudnn flex",))
     for name in OWN_SETS.split(","):
         for head_dim in bench_selection.HEAD_DIMS if name in names else ():
             for causal in (False, True):
@@ -174,6 +182,8 @@ def make_problem(case: Case, device: str = "cuda") -> Problem:
         problem.bias = normal(1, heads, case.rows, case.keys).requires_grad_(case.backward)
     elif case.extra == "dense mask":
         problem.mask = torch.rand(1, 1, case.rows, case.keys, device=device, generator=generator) < 0.5
+    elif bench_masks.knows(case.extra):
+        bench_masks.add_mask(problem, case.extra)
     elif case.extra == "padded":  # a batch of sequences of Sk / B, 2 Sk / B, ... Sk keys
         lengths = torch.arange(1, case.batch + 1, device=device) * case.keys // case.batch
         problem.mask = torch.arange(case.keys, device=device) < lengths[:, None, None, None]
@@ -191,7 +201,7 @@ def make_problem(case: Case, device: str = "cuda") -> Problem:
 
 def run_ours(p: Problem) -> torch.Tensor:
     return flash_dmattn_func(p.q, p.k, p.v, p.mask, p.bias, is_causal=p.causal, deterministic=p.deterministic,
-                             key_intervals=p.intervals)
+                             key_intervals=p.intervals, window_size=p.window or (-1, -1))
 
 
 def forwards(case: Case, problem: Problem, wanted: Optional[List[str]]) -> Dict[str, Callable[[], torch.Tensor]]:
@@ -221,6 +231,8 @@ def padded_call(case: Case) -> Callable[[], torch.Tensor]:
 
 def visible_pairs(case: Case, problem: Problem) -> Optional[float]:
     """None where nothing hides keys in a way that has to be counted."""
+    if problem.row_ranges is not None:
+        return bench_masks.visible_pairs(problem)
     pairs = bench_report.visible_pairs(bench_report.cell_of(case.title))
     if pairs is None and problem.mask is not None:
         scores = case.batch * case.heads * case.rows * case.keys
@@ -281,8 +293,8 @@ def gradients(forward: Callable[[], Any], leaves: List[torch.Tensor]) -> Callabl
     return call
 
 
-def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[str, List[float]]:
-    """Seconds, one list for each call that runs; the others are left out."""
+def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int, cycles: int = QUEUE_CYCLES) -> Dict[str, List[float]]:
+    """Seconds, one list for each call that runs; the others are left out. The device waits `cycles` before each."""
     # Read, not written: what is written has to go back to memory in the sample's time, 9 us of it on an H200.
     flush = torch.zeros(64 << 20, dtype=torch.int32, device="cuda")
     usable: Dict[str, Callable[[], Any]] = {}
@@ -298,7 +310,7 @@ def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[s
     for _ in range(rounds):
         for name, call in usable.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(QUEUE_CYCLES)
+            torch.cuda._sleep(cycles)
             torch.amax(flush)
             start.record()
             call()
@@ -327,11 +339,21 @@ def _said_by(*command: str) -> str:
         return ""
 
 
+def clocks() -> str:
+    return _said_by("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader")
+
+
+def plan_calls(problem: Problem, contenders: Dict[str, Any]) -> Dict[str, Callable[[], Any]]:
+    """Calls that make what a contender makes of the mask before its own calls; the host's time is theirs, too."""
+    plans = {name: PEERS[name].plan for name in contenders if name != OURS}
+    return {f"{name}, its plan": plan(problem) for name, plan in plans.items() if plan is not None}
+
+
 def facts() -> Dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(),
         "driver": _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "clocks": _said_by("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw", "--format=csv,noheader"),
+        "clocks": clocks(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "commit": _said_by("git", "rev-parse", "HEAD"),
@@ -343,16 +365,20 @@ def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]
     """One case's entry of the report; None when we do not take it."""
     problem = make_problem(case)
     calls = runners(case, problem, options.peers)
-    seconds = time_interleaved(calls, options.rounds)
+    is_grid = case.name in GRID_SETS.split(",")
+    seconds = time_interleaved(calls, options.rounds, QUEUE_CYCLES_GRID if is_grid else QUEUE_CYCLES)
     if OURS not in seconds:
         return None
     result = {"set": case.name, "title": case.title, "flops": case.flops, "seconds": seconds}
     cell = bench_report.cell_of(case.title)
     result["useful_flops"] = bench_report.useful_flops(cell, visible_pairs(case, problem) or 0.0)
+    if is_grid:
+        result["clocks"] = clocks()
+        result["seconds"] |= time_interleaved(plan_calls(problem, seconds), options.rounds, 0)
     if case.name in OWN_SETS.split(","):
         result["plans"] = {name: calls[name].plan for name in seconds}  # type: ignore[attr-defined]
     if options.check:
-        result["difference_from_ours"] = differences({name: calls[name] for name in seconds if name != COPY})
+        result["difference_from_ours"] = differences({name: calls[name] for name in calls if name in seconds and name != COPY})
     return result
 
 
@@ -380,6 +406,8 @@ def parse(arguments: List[str]) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cases", default=SETS, help=f"sets, comma separated: {SETS}; or {OWN_SETS}")
+    parser.add_argument("--mask-grid", action="store_const", const=GRID_SETS, dest="cases",
+                        help=f"masks of contiguous runs, forward and backward: --cases {GRID_SETS}")
     parser.add_argument("--quick", action="store_true", help="one case of each set")
     parser.add_argument("--peers", help=f"comma separated, or all: {','.join(PEERS)}; default: each set's own")
     parser.add_argument("--rounds", type=int, default=11, help="samples per contender and case (11)")

@@ -1,4 +1,5 @@
-"""What the CUDA benchmark measures against: PyTorch's back ends, FlexAttention, and flash-attn where it is installed.
+"""What the CUDA benchmark measures against: PyTorch's back ends, FlexAttention, and, where they are installed, flash-attn
+and cuDNN's flex_attention.
 
 A peer is given the same tensors. What it needs in another form (a dense additive mask, a block mask, compiled code) is
 made before the clock starts.
@@ -24,7 +25,9 @@ MATH_SCORES_MAX = 1.2e9
 
 @dataclass
 class Problem:
-    """One call: q, k, v are [B, S, H, D]; bias and mask [B|1, h, Sq|1, Sk]; intervals (start, end) [B|1, h, Sk]."""
+    """One call: q, k, v are [B, S, H, D]; bias and mask [B|1, h, Sq|1, Sk]; intervals (start, end) [B|1, h, Sk] of each
+    key's rows. window is (left, right). row_ranges (first, end) [Sq] say everything that is hidden once more, as each
+    row's keys."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -34,6 +37,8 @@ class Problem:
     bias: Optional[torch.Tensor] = None
     intervals: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
     deterministic: bool = False
+    window: Optional[Tuple[int, int]] = None
+    row_ranges: Optional[Tuple[torch.Tensor, torch.Tensor]] = None
 
     @property
     def heads(self) -> int:
@@ -49,7 +54,7 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        return self.mask is None and self.bias is None and self.intervals is None
+        return self.mask is None and self.bias is None and self.intervals is None and self.window is None
 
     @property
     def grouped(self) -> bool:
@@ -65,28 +70,29 @@ Call = Callable[[], torch.Tensor]
 @dataclass(frozen=True)
 class Peer:
     """missing() says why it is not on this machine, refuses(problem) why it does not take one; prepare(problem) gives
-    the call, whose result is [B, Sq, H, D]."""
+    the call, whose result is [B, Sq, H, D]; plan(problem) a call that makes what prepare() made of the mask."""
 
     missing: Callable[[], Optional[str]]
     refuses: Callable[[Problem], Optional[str]]
     prepare: Callable[[Problem], Call]
+    plan: Optional[Callable[[Problem], Callable[[], object]]] = None
 
 
 # ---- PyTorch's scaled_dot_product_attention --------------------------------------------------------------------------
 
 
 def _additive_shape(p: Problem) -> Tuple[int, int, int, int]:
-    """Of bias, mask, intervals and causal as one tensor; the heads are 1 or all of the query's."""
+    """Of bias, mask, intervals, window and causal as one tensor; the heads are 1 or all of the query's."""
     parts = [each for each in (p.bias, p.mask) if each is not None] + ([p.intervals[0]] if p.intervals else [])
     heads = 1 if all(part.shape[1] == 1 for part in parts) else p.heads
-    return max(part.shape[0] for part in parts), heads, p.rows, p.keys
+    return max((part.shape[0] for part in parts), default=1), heads, p.rows, p.keys
 
 
 def _dense_mask(p: Problem) -> Optional[torch.Tensor]:
     """What PyTorch takes as attn_mask: nothing, the bias or mask itself, or all rules added up."""
     if p.is_plain:
         return None
-    if p.intervals is None and not p.causal and (p.mask is None or p.bias is None):
+    if p.intervals is None and not p.causal and p.window is None and (p.mask is None or p.bias is None):
         alone = p.mask if p.bias is None else p.bias
         if alone.dtype in (torch.bool, p.q.dtype) and alone.shape[1] in (1, p.heads):  # type: ignore[union-attr]
             return alone
@@ -102,6 +108,10 @@ def _dense_mask(p: Problem) -> Optional[torch.Tensor]:
         hide(~wide(p.mask), -torch.inf)
     if p.causal:
         hide(~masks.intervals_to_mask(*masks.causal_intervals(p.rows, p.keys, device=p.q.device), p.rows), -torch.inf)
+    if p.window is not None:
+        far = torch.arange(p.keys, device=p.q.device) - torch.arange(p.rows, device=p.q.device)[:, None]
+        far -= p.keys - p.rows
+        hide((far < -p.window[0]) | (far > p.window[1]), -torch.inf)
     if p.intervals is not None:
         for head in range(score.shape[1]):
             group = score.shape[1] // p.intervals[0].shape[1]
@@ -154,6 +164,9 @@ def flex_rules(p: Problem) -> Tuple[Optional[Callable[..., Any]], Optional[Calla
     shift = p.keys - p.rows
     if p.causal:
         rules.append(lambda b, h, i, j: j <= i + shift)
+    if p.window is not None:
+        left, right = p.window
+        rules.append(lambda b, h, i, j: (i + shift - j <= left) & (j - i - shift <= right))
     if p.mask is not None:
         rules.append(_lookup(p.mask, p.heads))
     if p.intervals is not None:
@@ -214,11 +227,11 @@ def _flex_prepare(p: Problem) -> Call:
     return call
 
 
-# ---- flash-attn ------------------------------------------------------------------------------------------------------
+# ---- cuDNN's flex_attention ------------------------------------------------------------------------------------------
 
 
-def _flash_attn(module: str) -> Peer:
-    """flash_attn_func(q, k, v, causal=) of a module; it gives out, or a tuple with out first."""
+def _is_missing(module: str) -> Callable[[], Optional[str]]:
+    """missing() of a peer that is a module."""
 
     def missing() -> Optional[str]:
         try:
@@ -226,6 +239,39 @@ def _flash_attn(module: str) -> Peer:
         except (ImportError, ValueError):
             found = False
         return None if found else f"{module} is not installed"
+
+    return missing
+
+
+def _cudnn_flex_refuses(p: Problem) -> Optional[str]:
+    if p.deterministic:
+        return "it has no switch for a deterministic backward"
+    return None if p.row_ranges is not None else "it takes ranges of keys a row alone"
+
+
+def _cudnn_flex_plan(p: Problem) -> Callable[[], Any]:
+    module = importlib.import_module("cudnn.flex_attention")
+    first, end = p.row_ranges  # type: ignore[misc]
+    ranges = torch.stack([torch.zeros_like(first), first, end]).int()[None].repeat(1, 1, p.q.shape[0]).contiguous()
+    return lambda: module.create_mask_plan(ranges, p.q, p.k, p.v)
+
+
+def _cudnn_flex_prepare(p: Problem) -> Call:
+    attend = importlib.import_module("cudnn.flex_attention").flex_attn_func
+    plan = _cudnn_flex_plan(p)()
+
+    def call() -> torch.Tensor:
+        result = attend(p.q, p.k, p.v, mask_plan=plan)
+        return result[0] if isinstance(result, (tuple, list)) else result
+
+    return call
+
+
+# ---- flash-attn ------------------------------------------------------------------------------------------------------
+
+
+def _flash_attn(module: str) -> Peer:
+    """flash_attn_func(q, k, v, causal=) of a module; it gives out, or a tuple with out first."""
 
     def refuses(p: Problem) -> Optional[str]:
         if p.deterministic:
@@ -243,7 +289,7 @@ def _flash_attn(module: str) -> Peer:
 
         return call
 
-    return Peer(missing, refuses, prepare)
+    return Peer(_is_missing(module), refuses, prepare)
 
 
 PEERS: Dict[str, Peer] = {
@@ -252,6 +298,7 @@ PEERS: Dict[str, Peer] = {
     "torch efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "torch math": _sdpa(SDPBackend.MATH),
     "flex": Peer(lambda: None, _flex_refuses, _flex_prepare),
+    "cudnn flex": Peer(_is_missing("cudnn.flex_attention"), _cudnn_flex_refuses, _cudnn_flex_prepare, _cudnn_flex_plan),
     "flash-attn 2": _flash_attn("flash_attn"),
     "flash-attn 3": _flash_attn("flash_attn_interface"),
     "flash-attn 4": _flash_attn("flash_attn.cute"),

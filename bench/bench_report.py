@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 
 OURS = "flash_dmattn"
 COPY = "copy"  # of as many bytes as the case has to move
+PLAN = "cudnn flex, its plan"  # what that peer makes of a mask before its calls; no attention
 COLUMNS = (
     "set", "pass", "B", "H", "Hkv", "Sq", "Sk", "D", "dtype", "causal", "extra", "contender", "median_ms",
     "quartile_low_ms", "quartile_high_ms", "tflops", "useful_tflops", "tb_per_s", "share_of_copy", "time_over_ours",
@@ -37,9 +38,14 @@ def cell_of(title: str) -> Dict[str, Any]:
     return cell | {"dtype": part["dtype"], "causal": bool(part["causal"]), "extra": part["extra"] or ""}
 
 
+def is_counted(extra: str) -> bool:
+    """Whether a case's visible pairs do not follow from its title."""
+    return extra in ("dense mask", "padded") or extra.endswith("documents") or extra.startswith(("window-", "prefix-"))
+
+
 def visible_pairs(cell: Dict[str, Any]) -> Optional[float]:
     """Visible pairs of causal and top-W cells; None for a mask, which has to be counted."""
-    if cell["extra"] in ("dense mask", "padded"):
+    if is_counted(cell["extra"]):
         return None
     kept = re.match(r"top-(\d+)", cell["extra"])
     most = int(kept.group(1)) if kept else cell["Sk"]
@@ -115,24 +121,34 @@ def show(table: List[Dict[str, Any]], title: str) -> None:
     """The rows of one case."""
     print(title)
     for row in table:
+        if row["contender"] == PLAN:
+            print(f"    {PLAN} {row['median_ms']:.4f} ms")
+            continue
         if row["tb_per_s"]:
             speed = f"{row['tb_per_s']:6.2f} TB/s ({row['share_of_copy']:4.0%} of a copy)"
         else:
             speed = f"{row['tflops']:7.1f} TFLOPS"
-            if row["useful_tflops"] and (row["extra"].startswith("top-") or row["extra"] in ("dense mask", "padded")):
+            if row["useful_tflops"] and (row["extra"].startswith("top-") or is_counted(row["extra"])):
                 speed += f" ({row['useful_tflops']:6.1f} of visible pairs)"
         spread = f"[{row['quartile_low_ms']:.4f}, {row['quartile_high_ms']:.4f}]"
         print(f"    {row['contender']:16s} {row['median_ms']:9.4f} ms {spread}  {speed}  {row['time_over_ours']:5.2f}x")
 
 
 def summarise(table: List[Dict[str, Any]]) -> None:
-    """Geometric mean and least of each peer's time over ours, by set."""
+    """Geometric mean and least of each peer's time over ours, by set; of the mask grid by mask, too."""
     for name in dict.fromkeys(row["set"] for row in table):
-        for peer in dict.fromkeys(row["contender"] for row in table if row["contender"] != OURS):
-            ratios = [row["time_over_ours"] for row in table if (row["set"], row["contender"]) == (name, peer)]
-            if ratios:
-                mean = math.exp(statistics.fmean(map(math.log, ratios)))
-                print(
-                    f"{name}: {peer} takes {mean:.3f}x our time in the geometric mean of {len(ratios)} cases, "
-                    f"at least {min(ratios):.3f}x"
-                )
+        for peer in dict.fromkeys(row["contender"] for row in table if row["contender"] not in (OURS, PLAN)):
+            chosen = [row for row in table if (row["set"], row["contender"]) == (name, peer)]
+            if not chosen:
+                continue
+            _tell_ratios(f"{name}: {peer}", chosen)
+            if name.endswith("mask-grid"):
+                for kind in dict.fromkeys((row["extra"], row["causal"]) for row in chosen):
+                    words = f"    {kind[0]}{', causal' if kind[1] else ''}"
+                    _tell_ratios(words, [row for row in chosen if (row["extra"], row["causal"]) == kind])
+
+
+def _tell_ratios(subject: str, rows: List[Dict[str, Any]]) -> None:
+    ratios = [row["time_over_ours"] for row in rows]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    print(f"{subject} takes {mean:.3f}x our time in the geometric mean of {len(ratios)} cases, at least {min(ratios):.3f}x")

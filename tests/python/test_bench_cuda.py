@@ -15,6 +15,7 @@ from flash_dmattn import _native
 
 import bench_attention as bench
 import bench_cuda
+import bench_masks
 import bench_peers
 import bench_report
 import bench_selection
@@ -104,6 +105,22 @@ def test_one_query_row_sees_what_its_title_says():
     assert bench_report.visible_pairs(bench_report.cell_of(case.title)) == 8 * 5
 
 
+@pytest.mark.parametrize("extra, causal", bench_masks.KINDS)
+@pytest.mark.parametrize("keys", [48, 4096])
+def test_masks_of_the_grid_are_the_same_by_rows_and_by_keys(extra, causal, keys):
+    from flash_dmattn import masks
+
+    first, end = bench_masks.row_ranges(extra, causal, keys)
+    key = torch.arange(keys)
+    by_rows = (first[:, None] <= key) & (key < end[:, None])
+    assert (end > first).all() and (first.diff() >= 0).all() and (end.diff() >= 0).all()
+    assert torch.equal(masks.intervals_to_mask(*bench_masks.key_intervals(first, end), keys)[0, 0], by_rows)
+    case = Case("mask-grid", 1, 2, keys, 16, causal=causal, extra=extra)
+    p = bench_cuda.make_problem(case, "cpu")
+    assert bench_cuda.visible_pairs(case, p) == 2 * by_rows.sum().item()
+    assert (bench_report.visible_pairs(bench_report.cell_of(case.title)) is None) == (extra != "alone")
+
+
 # ---- peers -----------------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +138,7 @@ FEATURES = [
     tiny("top-3", causal=True),
     tiny("top-3 and bias", causal=True, heads_kv=1),
     tiny("top-3 and bias", causal=True, rows=20),
+    *(tiny(extra, causal=causal) for extra, causal in bench_masks.KINDS),
 ]
 
 
