@@ -26,18 +26,18 @@ import bench_masks
 import bench_report
 import bench_selection
 from bench_peers import PEERS, Problem, installed
-from bench_report import COPY, OURS
+from bench_report import COPY, OURS, PLAN
 
-SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
-        "backward-groups,backward-order,mask-grid,backward-mask-grid")
 GRID_SETS = "mask-grid,backward-mask-grid"
+SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
+        f"backward-groups,backward-order,{GRID_SETS}")
 OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
 
 # The device waits before each sample, so that no contender's time is that of the host which launches it. The host of
-# cuDNN's flex_attention takes about a millisecond.
+# cuDNN's flex_attention takes about a millisecond, and more in its first calls.
 QUEUE_CYCLES = 500_000
-QUEUE_CYCLES_GRID = 4_000_000
+GRID_QUEUE = {"cycles": 4_000_000, "warmups": 12}
 
 
 class Case:
@@ -293,14 +293,15 @@ def gradients(forward: Callable[[], Any], leaves: List[torch.Tensor]) -> Callabl
     return call
 
 
-def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int, cycles: int = QUEUE_CYCLES) -> Dict[str, List[float]]:
+def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int, cycles: int = QUEUE_CYCLES,
+                     warmups: int = 3) -> Dict[str, List[float]]:
     """Seconds, one list for each call that runs; the others are left out. The device waits `cycles` before each."""
     # Read, not written: what is written has to go back to memory in the sample's time, 9 us of it on an H200.
     flush = torch.zeros(64 << 20, dtype=torch.int32, device="cuda")
     usable: Dict[str, Callable[[], Any]] = {}
     for name, call in calls.items():
         try:
-            for _ in range(3 if cycles <= QUEUE_CYCLES else 12):  # a host that compiles for longer
+            for _ in range(warmups):
                 call()
             torch.cuda.synchronize()
             usable[name] = call
@@ -346,7 +347,7 @@ def clocks() -> str:
 def plan_calls(problem: Problem, contenders: Dict[str, Any]) -> Dict[str, Callable[[], Any]]:
     """Calls that make what a contender makes of the mask before its own calls; the host's time is theirs, too."""
     plans = {name: PEERS[name].plan for name in contenders if name != OURS}
-    return {f"{name}, its plan": plan(problem) for name, plan in plans.items() if plan is not None}
+    return {name + PLAN: plan(problem) for name, plan in plans.items() if plan is not None}
 
 
 def facts() -> Dict[str, Any]:
@@ -366,7 +367,7 @@ def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]
     problem = make_problem(case)
     calls = runners(case, problem, options.peers)
     is_grid = case.name in GRID_SETS.split(",")
-    seconds = time_interleaved(calls, options.rounds, QUEUE_CYCLES_GRID if is_grid else QUEUE_CYCLES)
+    seconds = time_interleaved(calls, options.rounds, **(GRID_QUEUE if is_grid else {}))
     if OURS not in seconds:
         return None
     result = {"set": case.name, "title": case.title, "flops": case.flops, "seconds": seconds}

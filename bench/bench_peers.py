@@ -109,9 +109,8 @@ def _dense_mask(p: Problem) -> Optional[torch.Tensor]:
     if p.causal:
         hide(~masks.intervals_to_mask(*masks.causal_intervals(p.rows, p.keys, device=p.q.device), p.rows), -torch.inf)
     if p.window is not None:
-        far = torch.arange(p.keys, device=p.q.device) - torch.arange(p.rows, device=p.q.device)[:, None]
-        far -= p.keys - p.rows
-        hide((far < -p.window[0]) | (far > p.window[1]), -torch.inf)
+        pair = masks.window_intervals(p.rows, p.keys, p.window, device=p.q.device)
+        hide(~masks.intervals_to_mask(*pair, p.rows), -torch.inf)
     if p.intervals is not None:
         for head in range(score.shape[1]):
             group = score.shape[1] // p.intervals[0].shape[1]
