@@ -398,6 +398,8 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);
     requests[DECODE].threads = 32 * t.warps;
+    /* Compiled for 12.0, a bias and intervals of packed float32 sequences together put 8 bytes aside. */
+    requests[DECODE].spill_bytes_max = is_float32(p) && p->varlen && p->has_bias && p->has_intervals ? 8 : 0;
     requests[DECODE].cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
