@@ -132,6 +132,10 @@ def mask_cases():
             yield f"documents {name}", shape, bf16, {}, "documents"
             yield f"prefix {name}", shape, bf16, {}, "prefix"
             yield f"top-W {name}", shape, bf16, {"causal": 1}, "top-W"
+    for S in (1024, 2048):
+        for D, H in ((128, 16), (256, 8)):
+            yield f"documents causal S{S} D{D} H{H}", (1, H, H, S, S, D), bf16, {"causal": 1}, "documents"
+            yield f"top-W S{S} D{D} H{H}", (1, H, H, S, S, D), bf16, {"causal": 1}, "top-W"
     for D, H in ((64, 32), (128, 16), (256, 8)):
         yield f"padding B4 S4096 D{D}", (4, H, H, 4096, 4096, D), bf16, {}, "padding"
         yield f"documents of 512 B2 S4096 D{D}", (2, H, H, 4096, 4096, D), bf16, {"causal": 1}, "intervals"

@@ -1,6 +1,8 @@
 /* tile_plan.c: the tile plan on the host. */
 #include "gpu/tile_plan_launch.h"
 
+#include "gpu/key_sort.h"
+
 /* Extents of a plan: heads and batches of what hides keys; packed sequences have a plan each. */
 struct extents {
     int64_t batches, heads, row_tiles, key_words;
@@ -20,13 +22,14 @@ int tile_plan_possible(const fdm_problem *p) {
 }
 
 /* What is 0 when the kernels begin: the counts of items that were begun, and those of heads. */
+enum { ITEM_COUNTS_BYTES = TILE_PLAN_ITEM_COUNTS * 4 };
 static int64_t zero_bytes(const struct extents *e) {
-    return gpu_round_up(TILE_PLAN_ITEM_COUNTS * 4 + e->batches * e->heads * (int64_t)sizeof(struct tile_counts), 64);
+    return gpu_round_up(ITEM_COUNTS_BYTES + e->batches * e->heads * (int64_t)sizeof(struct tile_counts), 64);
 }
 static int64_t array_bytes(const struct extents *e) { return gpu_round_up(all_row_tiles(e) * e->key_words * 4, 64); }
 int64_t tile_plan_bytes(const fdm_problem *p) {
     const struct extents e = extents_of(p);
-    return zero_bytes(&e) + 2 * array_bytes(&e);
+    return zero_bytes(&e) + 2 * array_bytes(&e) + gpu_round_up(all_row_tiles(&e) * 4, 64);
 }
 
 void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
@@ -40,13 +43,15 @@ void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request
 }
 
 fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, const fdm_problem *p,
-                            const struct gpu_forward_params *a, void *workspace, void *stream, struct tile_plan *plan) {
+                            const struct gpu_forward_params *a, struct tile_plan_order order, void *workspace,
+                            void *stream, struct tile_plan *plan) {
     const struct extents e = extents_of(p);
     char *const arrays = (char *)workspace + zero_bytes(&e);
     const int64_t row_words = gpu_ceil_div(e.row_tiles, 32);
     *plan = (struct tile_plan){.seen = (uint32_t *)(void *)arrays,
                                .full = (uint32_t *)(void *)(arrays + array_bytes(&e)),
-                               .counts = (struct tile_counts *)workspace + TILE_PLAN_ITEM_COUNTS / 2,
+                               .counts = (struct tile_counts *)(void *)((char *)workspace + ITEM_COUNTS_BYTES),
+                               .order = (int32_t *)(void *)(arrays + 2 * array_bytes(&e)),
                                .batch = e.batches == 1 ? 0 : e.heads,
                                .head = e.heads == 1 ? 0 : 1,
                                .key_words = (int32_t)e.key_words,
@@ -57,7 +62,11 @@ fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, co
                                             .plan = *plan,
                                             .heads = (int32_t)e.heads,
                                             .row_words = (int32_t)row_words,
-                                            .blocks = (int32_t)(row_words * e.key_words * e.batches * e.heads)};
+                                            .blocks = (int32_t)(row_words * e.key_words * e.batches * e.heads),
+                                            .block_tiles = order.block_m / TILE_PLAN_TILE,
+                                            .keys = order.keys,
+                                            .sorted = order.sorted,
+                                            .keys_head = (int32_t)gpu_round_up(p->seqlen_k, KEY_SORT_KEYS)};
     const struct cuda_launch launch = {.kernel = kernel,
                                        .grid = {gpu_grid(params.blocks), 1, 1},
                                        .threads = 32 * TILE_PLAN_WARPS,

@@ -3,8 +3,9 @@
  * Idea: the rows that see a key are a range, so the tiles of rows that it touches and those that it covers are runs of
  * bits. A warp has a tile of keys, two keys a lane, and makes a word of 32 tiles of rows at a time: the number of keys
  * that each of them sees follows from a transpose of 32 x 32 bits. Blocks of 32 tiles of keys turn their words, so that
- * a row of the plan is a tile of rows. Bound by neither memory nor arithmetic at the sizes that occur: a few
- * microseconds, mostly its launch.
+ * a row of the plan is a tile of rows. Where an order is wanted, the block that writes the last word of a head puts the
+ * head's blocks of rows in order: with those that see most tiles first, no long one is begun last. Bound by neither
+ * memory nor arithmetic at the sizes that occur: a few microseconds, mostly its launch.
  *
  * Grid: in one dimension, groups of 32 tiles of keys, then words, then heads and batches. The counts are 0 when it
  * begins. */
@@ -42,9 +43,69 @@ __device__ __forceinline__ uint32_t transpose_bits(uint32_t x) {
     return x;
 }
 
+/* Rows that see the n-th key of a head. */
+__device__ __forceinline__ struct key_bounds find_key(const struct tile_plan_params &a, const struct sequence &s,
+                                                      int of_head, int n) {
+    if (a.keys && *a.sorted)
+        n = n < a.keys_head ? a.keys[(int64_t)of_head * a.keys_head + n] : s.seqlen_k;
+    return rows_of_key(a.in, s, of_head % a.heads * a.plan.group, n);
+}
+
 /* The words of 32 tiles of keys for one tile of rows each, from those of tiles of rows for one tile of keys each. */
 __device__ __forceinline__ uint32_t turn_words(uint32_t (&words)[TILE_PLAN_WARPS]) {
     return __ballot_sync(0xffffffff, words[threadIdx.x % 32] >> threadIdx.x / 32 & 1);
+}
+
+/* Tiles of keys that the rows of a block see, for a warp. */
+__device__ __forceinline__ int count_tiles(const struct tile_plan_params &a, const uint32_t *seen, int row_block) {
+    const int first = row_block * a.block_tiles, end = min(first + a.block_tiles, a.plan.row_tiles);
+    int tiles = 0;
+    for (int word = threadIdx.x % 32; word < a.plan.key_words; word += 32) {
+        uint32_t by_some = 0;
+        for (int row_tile = first; row_tile < end; row_tile++)
+            by_some |= __ldcg(seen + (int64_t)row_tile * a.plan.key_words + word); /* as other blocks wrote it */
+        tiles += __popc(by_some);
+    }
+    return (int)__reduce_add_sync(0xffffffff, tiles);
+}
+
+/* Blocks of rows of a head by the tiles that they see, of equals the last rows first. For all threads. */
+__device__ __forceinline__ void order_rows(const struct tile_plan_params &a, int of_head) {
+    __shared__ uint32_t keys[TILE_PLAN_ORDERED]; /* tiles and number of a block of rows: no two are equal */
+    const int64_t first_row = (int64_t)of_head * a.plan.row_tiles;
+    const int blocks = (a.plan.row_tiles + a.block_tiles - 1) / a.block_tiles;
+    int32_t *order = a.plan.order + first_row;
+    if (blocks > TILE_PLAN_ORDERED) {
+        for (int i = threadIdx.x; i < blocks; i += 32 * TILE_PLAN_WARPS)
+            order[i] = blocks - 1 - i;
+        return;
+    }
+    for (int i = threadIdx.x / 32; i < blocks; i += TILE_PLAN_WARPS) {
+        const int tiles =
+            min(count_tiles(a, a.plan.seen + first_row * a.plan.key_words, i), (int)(0xffffffffu / TILE_PLAN_ORDERED));
+        if (threadIdx.x % 32 == 0)
+            keys[i] = (uint32_t)tiles * TILE_PLAN_ORDERED + i;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < blocks; i += 32 * TILE_PLAN_WARPS) {
+        int before = 0;
+        for (int j = 0; j < blocks; j++)
+            before += keys[j] > keys[i];
+        order[before] = i;
+    }
+    __syncthreads(); /* the next head's keys come after all have read these */
+}
+
+/* Whether the words of a head are there when this block's are. For all threads. */
+__device__ __forceinline__ bool is_last_of_head(const struct tile_plan_params &a, int of_head) {
+    __shared__ int written;
+    __threadfence();
+    __syncthreads(); /* all have written */
+    if (threadIdx.x == 0)
+        written = atomicAdd(&a.plan.counts[of_head].words, 1);
+    __syncthreads();
+    __threadfence();
+    return written == a.plan.key_words * a.row_words - 1;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
@@ -56,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
         const int key_word = block % a.plan.key_words, word = block / a.plan.key_words % a.row_words;
         const int of_head = block / a.plan.key_words / a.row_words;
         const struct sequence s = find_sequence(a.in, of_head / a.heads);
-        const int head = of_head % a.heads * a.plan.group, key = (key_word * 32 + warp) * TILE + lane;
-        const struct key_bounds left = rows_of_key(a.in, s, head, key), right = rows_of_key(a.in, s, head, key + 32);
+        const int key = (key_word * 32 + warp) * TILE + lane;
+        const struct key_bounds left = find_key(a, s, of_head, key), right = find_key(a, s, of_head, key + 32);
         const int seeing = __popc(transpose_bits(touched_tiles(word, left))) +
                            __popc(transpose_bits(touched_tiles(word, right))); /* keys, of the lane-th tile of rows */
         const uint32_t seen = __ballot_sync(0xffffffff, seeing > 0);
@@ -86,5 +147,7 @@ extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
             }
         }
         __syncthreads();
+        if (a.block_tiles && is_last_of_head(a, of_head))
+            order_rows(a, of_head);
     }
 }

@@ -12,9 +12,15 @@ enum { TILE_PLAN_ITEM_COUNTS = 2 };
 int tile_plan_possible(const fdm_problem *problem);
 int64_t tile_plan_bytes(const fdm_problem *problem);
 void tile_plan_request(const fdm_problem *problem, struct cuda_kernel_request *request);
+/* Rows of the blocks that are put in order, 0: none; in which order the plan has the keys: key_sort.h's where `sorted`
+ * points at 1 on the device, else as they lie, and so where both are NULL. */
+struct tile_plan_order {
+    int32_t block_m;
+    const int32_t *keys, *sorted;
+};
 /* Makes the plan at `workspace`, a multiple of 16. */
 fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, const fdm_problem *problem,
-                            const struct gpu_forward_params *params, void *workspace, void *stream,
-                            struct tile_plan *plan);
+                            const struct gpu_forward_params *params, struct tile_plan_order order, void *workspace,
+                            void *stream, struct tile_plan *plan);
 
 #endif

@@ -391,6 +391,31 @@ static void add_tile_plans(void) {
     }
 }
 
+/* Intervals of head dims above 128, in a backward: documents (2), and scattered keys (1), which are sorted: several
+ * blocks of rows and of keys, sequences that end within them, groups of heads, divided and not. */
+static void add_wide_intervals(void) {
+    static const struct {
+        int64_t dims[2], batch, heads, heads_kv, seqlen_q, seqlen_k;
+        int kind, causal, window, softcap;
+    } rows[] = {
+        {{160, 256}, 1, 1, 1, 330, 330, 2, 0, 0, 0},  {{256, 192}, 1, 1, 1, 450, 450, 2, 1, 0, 0},
+        {{256, 256}, 1, 2, 2, 200, 1100, 1, 0, 0, 0}, {{192, 224}, 2, 2, 2, 330, 330, 1, 1, 0, 0},
+        {{256, 256}, 1, 4, 1, 200, 330, 2, 0, 1, 0},  {{160, 256}, 2, 1, 1, 130, 2100, 1, 0, 0, 1},
+        {{136, 200}, 1, 2, 2, 140, 260, 2, 0, 0, 1},
+    };
+    FOR_EACH(rows, n)
+    for (int d = 0; d < 2; d++) {
+        begin("hopper.wide", FDM_BACKWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
+        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
+        next.causal = rows[n].causal;
+        if (rows[n].window)
+            window(150, 70);
+        next.intervals = rows[n].kind;
+        next.softcap = rows[n].softcap ? 7 : 0;
+        add("intervals of wide heads");
+    }
+}
+
 /* Keys that lie in runs, in a backward: documents of several blocks of keys, for each tile, alone, beside causal and
  * window, beside what makes dS of P in float32, and where groups of heads are divided. */
 static void add_runs(void) {
@@ -513,6 +538,7 @@ static void list_cases(void) {
     add_two_kernels();
     add_listed_orders();
     add_tile_plans();
+    add_wide_intervals();
     add_runs();
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);

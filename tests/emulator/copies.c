@@ -14,10 +14,10 @@ static void move(struct thread *t, struct copy *c) {
 }
 
 /* The bytes are the thread's own writes from now on. */
-static void land(struct thread *t, struct copy *c, uint32_t clock) {
+static void land(struct thread *t, struct copy *c) {
     if (!c->moved)
         move(t, c);
-    shadow_land(t->block, c->shared, c->size, t->component, clock, 1, c->at);
+    shadow_land(t->block, c->shared, c->size, t->component, c->arrives ? c->clock : t->clock, 1, c->at);
 }
 
 static int happens_at_once(void) {
@@ -49,7 +49,7 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
         t->copies = realloc(t->copies, t->max_copies * sizeof *t->copies);
     }
     struct copy *c = &t->copies[t->num_copies++];
-    *c = (struct copy){offset, bytes, size, t->copy_group, t->clock, global, at, 0};
+    *c = (struct copy){offset, bytes, size, t->copy_group, t->clock, global, at, 0, 0};
     if (happens_at_once())
         move(t, c);
 }
@@ -63,7 +63,7 @@ void copies_land(struct thread *t, uint32_t below_group) {
     uint32_t left = 0;
     for (uint32_t i = 0; i < t->num_copies; i++)
         if ((int32_t)(t->copies[i].group - below_group) < 0)
-            land(t, &t->copies[i], t->clock);
+            land(t, &t->copies[i]);
         else
             t->copies[left++] = t->copies[i];
     t->num_copies = left;
@@ -90,7 +90,7 @@ static void arrive_now(struct event *e) {
     uint32_t left = 0;
     for (uint32_t i = 0; i < t->num_copies; i++)
         if ((int32_t)(t->copies[i].group - a->below_group) < 0)
-            land(t, &t->copies[i], t->copies[i].clock);
+            land(t, &t->copies[i]);
         else
             t->copies[left++] = t->copies[i];
     t->num_copies = left;
@@ -107,6 +107,8 @@ void emu_cp_async_arrive(unsigned barrier, EMU_PLACE) {
     if (!shared_range(barrier, 8, 8, "cp.async.mbarrier.arrive", &b, &offset, at))
         thread_fail();
     struct mbarrier *m = mbarrier_at(b, offset, "cp.async.mbarrier.arrive", at);
+    for (uint32_t i = 0; i < t->num_copies; i++)
+        t->copies[i].arrives = 1;
     struct event *e = event_add(b->cluster, arrive_now, sizeof(struct late_arrival), at);
     struct late_arrival *a = e->data;
     *a = (struct late_arrival){t, m, ++t->copy_group, {0}};
@@ -121,7 +123,7 @@ void emu_cp_async_arrive(unsigned barrier, EMU_PLACE) {
 /* The end of a thread waits for nothing, but its copies are made. */
 void copies_thread_ended(struct thread *t) {
     for (uint32_t i = 0; i < t->num_copies; i++)
-        land(t, &t->copies[i], t->clock);
+        land(t, &t->copies[i]);
     t->num_copies = 0;
 }
 

@@ -63,7 +63,8 @@ struct copy {
     uint32_t shared, bytes, size, group, clock;
     const unsigned char *global;
     place at;
-    int moved; /* the bytes are there */
+    int moved;   /* the bytes are there */
+    int arrives; /* at an mbarrier, which tells of it as of the time when it was asked for */
 };
 struct thread {
     struct emu_dim index; /* in the block */

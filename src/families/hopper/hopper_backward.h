@@ -6,6 +6,7 @@
 #include "cuda/tensor_map.h"
 #include "gpu/backward_params.h"
 #include "gpu/problem_constants.h"
+#include "gpu/tile_plan.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_BACKWARD_CONSTANTS(X)                                                                                  \
@@ -33,6 +34,7 @@
 #define HOPPER_KEYS_SORTED    1 /* by key_sort.h */
 #define HOPPER_KEYS_SCATTERED 2 /* the same; where they are not scattered nothing is done */
 #define HOPPER_KEYS_RUNS      3 /* the longest walks first; where they are scattered nothing is done */
+#define HOPPER_KEYS_EITHER    4 /* sorted where they are scattered, else as they lie, the longest walks first */
 
 /* SCRUB: which rows of K and V become 0 in shared memory: what keys hold that no row sees must not count, and 0 times
  * NaN is not 0. */
@@ -48,6 +50,7 @@ struct hopper_backward_params {
     struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
     uint64_t *visits;                          /* ORDERED, where tiles of rows are listed: hopper_visits.h */
     int32_t row_tiles, visit_words;            /* of a head; of a tile */
+    struct tile_plan plan;                     /* of hopper_wide_dq.cu, beside intervals: of the keys in their order */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, of those that own keys, and, `apart`, of the one that

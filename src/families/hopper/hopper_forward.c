@@ -454,8 +454,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if ((status = make_maps(plan, &own, &params)))
         return status;
     if (ranged(p)) {
-        if ((status =
-                 tile_plan_launch(plan->device.index, kernels[OTHERS], p, &params.in, workspace, stream, &params.plan)))
+        if ((status = tile_plan_launch(plan->device.index, kernels[OTHERS], p, &params.in, (struct tile_plan_order){0},
+                                       workspace, stream, &params.plan)))
             return status;
         params.gathers = x[GATHER] != 0;
         params.items_begun = workspace;

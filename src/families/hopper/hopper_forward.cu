@@ -304,7 +304,7 @@ struct producer {
 
     /* RANGED: whether hopper_gather.cu runs an item. */
     __device__ __forceinline__ bool leaves(const struct work_item &work) const {
-        return RANGED && a.gathers && is_scattered(a.plan, plan_head(a.plan, work.head, work.batch));
+        return RANGED && a.gathers && is_scattered(a.plan, tile_plan_head(&a.plan, work.head, work.batch));
     }
 
     /* none: it runs all of them. */

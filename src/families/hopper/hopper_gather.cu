@@ -374,7 +374,7 @@ struct producer {
     }
     /* Whether hopper_forward.cu runs the item. */
     __device__ __forceinline__ bool passes_over(const struct work_item &work) const {
-        return a.picks && !is_scattered(a.plan, plan_head(a.plan, work.head, work.batch));
+        return a.picks && !is_scattered(a.plan, tile_plan_head(&a.plan, work.head, work.batch));
     }
     /* The next item that has rows, for all producers. */
     __device__ __forceinline__ void next_item(struct tile_scheduler &scheduler) {

@@ -20,6 +20,7 @@
 
 #define GATHER    (KEYS == HOPPER_KEYS_SORTED || KEYS == HOPPER_KEYS_SCATTERED)
 #define RUNS      (KEYS == HOPPER_KEYS_RUNS)
+#define EITHER    (KEYS == HOPPER_KEYS_EITHER)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
 #ifndef ROW_STEP
@@ -70,9 +71,13 @@ struct key_block {
     }
 };
 
-constexpr int SORT_RANKS = KEY_SORT_KEYS / BLOCK_N; /* GATHER: blocks of a sorted group of keys */
+constexpr int SORT_RANKS = KEY_SORT_KEYS / BLOCK_N; /* blocks of a sorted group of keys */
+/* Whether keys are taken in the order of key_sort.cu. */
+__device__ __forceinline__ bool are_sorted(const struct hopper_backward_params &a) {
+    return EITHER ? a.in.block_order[0] : GATHER;
+}
 __device__ __forceinline__ int blocks_of_head(const struct hopper_backward_params &a) {
-    return GATHER ? (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS : a.key_blocks;
+    return GATHER || EITHER ? (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS : a.key_blocks;
 }
 
 /* The head of the intervals that a KV head has. */
@@ -85,22 +90,23 @@ struct block_place {
     int head, turn, block; /* which of the head's begins; its number */
 };
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
- * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
- * they, the first of each sorted group of keys first. RUNS: so do they, in the order of block_order.cu. `place`: in
+ * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. Sorted: so do
+ * they, the first of each sorted group of keys first. Runs: so do they, in the order of block_order.cu. `place`: in
  * that order. */
 __device__ __forceinline__ struct block_place find_place(const struct hopper_backward_params &a, int place) {
     const int parts = PARTS ? a.in.group_parts : 1, of_head = blocks_of_head(a);
+    const bool sorted = are_sorted(a);
     int head = place / of_head, turn = place % of_head, block = turn;
-    if (WINDOW || ORDERED || GATHER || RUNS) {
-        const int groups = GATHER ? of_head / SORT_RANKS : 1, together = ORDERED ? 1 : groups;
+    if (WINDOW || ORDERED || GATHER || RUNS || EITHER) {
+        const int groups = sorted ? of_head / SORT_RANKS : 1, together = ORDERED ? 1 : groups;
         const int first = head / a.heads_in_turn * a.heads_in_turn, rest = place - first * of_head;
         const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
         head = first + rest / together % heads;
         block = turn = rest / (together * heads) * together + rest % together;
-        if (GATHER)
+        if (sorted)
             block = turn % groups * SORT_RANKS + turn / groups;
     }
-    if (RUNS) {
+    if (RUNS || (EITHER && !sorted && turn < a.key_blocks)) {
         const int kv_head = head / parts % a.in.in.heads_kv, batch = head / parts / a.in.in.heads_kv;
         block = a.in.block_order[batch * a.in.block_order_batch + interval_head(a, kv_head) * a.in.block_order_head +
                                  1 + turn];
@@ -414,10 +420,15 @@ __device__ __forceinline__ char *row_address(const struct gpu_matrix &m, int bat
     return m.data + (batch * m.batch + head * m.head + (int64_t)row * m.row) * 2;
 }
 
-/* From the block's n-th key on: numbers of keys in the order of key_sort.cu; from seqlen_k on: none. */
+/* From the n-th key of a KV head on: numbers of keys in the order of key_sort.cu; from seqlen_k on: none. */
+__device__ __forceinline__ const int *sorted_keys(const struct hopper_backward_params &a, int batch, int kv_head,
+                                                  int n) {
+    return a.in.order + batch * a.in.order_batch + interval_head(a, kv_head) * a.in.order_head + n;
+}
+/* The same from the block's n-th key on. */
 __device__ __forceinline__ const int *sorted_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                                   int n) {
-    return a.in.order + k.batch * a.in.order_batch + interval_head(a, k.kv_head) * a.in.order_head + k.first_key + n;
+    return sorted_keys(a, k.batch, k.kv_head, k.first_key + n);
 }
 /* dK or dV of a warp's 16 keys, from key warp_key of the block on, times `factor` to `to`, by way of the tile as above;
  * PARTS: as they are to the part's `sums`. */
@@ -436,7 +447,7 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
     float *from_head = sums + (head * a.in.key_rows + begin) * columns + lane % 4 * 2;
 #    pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int number = GATHER ? *sorted_keys(a, k, warp_key + key + 8 * half) : first + key + 8 * half;
+        const int number = are_sorted(a) ? *sorted_keys(a, k, warp_key + key + 8 * half) : first + key + 8 * half;
         float *of_key = from_head + (int64_t)number * columns;
         if (number < first + count)
 #    pragma unroll
@@ -444,13 +455,14 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
                 *(float2 *)(of_key + 8 * n) =
                     computed ? make_float2(x[4 * n + 2 * half], x[4 * n + 2 * half + 1]) : make_float2(0, 0);
     }
-#elif GATHER
-    store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2, a.in.in.seqlen_k,
-                                              head_dim, tile, warp_key, x, factor, computed,
-                                              sorted_keys(a, k, warp_key));
 #else
-    store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, k.k_begin + first), to.row * 2, count,
-                                        head_dim, tile, warp_key, x, factor, computed);
+    if (are_sorted(a))
+        store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2, a.in.in.seqlen_k,
+                                                  head_dim, tile, warp_key, x, factor, computed,
+                                                  sorted_keys(a, k, warp_key));
+    else
+        store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, k.k_begin + first), to.row * 2, count,
+                                            head_dim, tile, warp_key, x, factor, computed);
 #endif
 }
 

@@ -15,7 +15,7 @@ enum { SEEN_WORDS = HOPPER_BACKWARD_TILES_MAX / 32 };
 
 /* The number of the block's n-th key; from seqlen_k on: none. */
 __device__ __forceinline__ int key_number(const struct hopper_backward_params &a, const struct key_block &k, int n) {
-    return GATHER ? *sorted_keys(a, k, n) : k.first_key + n;
+    return are_sorted(a) ? *sorted_keys(a, k, n) : k.first_key + n;
 }
 
 /* Rows first .. last - 1 see the block's n-th key: none where that is empty. */
@@ -134,14 +134,14 @@ __device__ __forceinline__ bool hides_part(uint32_t seen, int tile) {
     return ld_shared_4(seen + (SEEN_WORDS + tile / 32) * 4) >> tile % 32 & 1;
 }
 
-/* The rows of one matrix of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by 128
+/* The rows of one matrix of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by so many
  * threads. */
-template <int chunks>
+template <int chunks, int threads = 128>
 __device__ __forceinline__ void gather_rows(uint32_t to, const struct gpu_matrix &from, int columns,
                                             const struct hopper_backward_params &a, const struct key_block &k) {
     const char *head = row_address(from, k.batch, k.kv_head, 0);
 #pragma unroll 4
-    for (int n = threadIdx.x % 128; n < BLOCK_N * chunks; n += 128) {
+    for (int n = threadIdx.x % threads; n < BLOCK_N * chunks; n += threads) {
         const int row = n / chunks, chunk = n % chunks, key = key_number(a, k, row);
         const int bytes = key < a.in.in.seqlen_k ? min(max(columns - chunk * 8, 0), 8) * 2 : 0;
         cp_async_16_fill(to + chunk / 8 * BLOCK_N * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4),

@@ -27,7 +27,7 @@ struct plan_walk {
     /* At the item's last tile. Lanes beyond the item's rows have the words of the last. */
     __device__ __forceinline__ plan_walk(const struct tile_plan &p, const struct item_facts &f) : plan(p), seen(0) {
         const int row_tile = f.first_row / TILE_PLAN_TILE + min((int)threadIdx.x % 32, WARPGROUPS - 1);
-        row = plan_head(p, f.head, f.batch) * p.row_tiles + min(row_tile, p.row_tiles - 1);
+        row = tile_plan_head(&p, f.head, f.batch) * p.row_tiles + min(row_tile, p.row_tiles - 1);
         if (f.last_tile * KEY_TILES % 32)
             read(f.last_tile * KEY_TILES / 32);
     }

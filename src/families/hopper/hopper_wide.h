@@ -35,7 +35,7 @@ GPU_INLINE int32_t hopper_wide_dq_bytes(int32_t head_dim, int32_t head_dim_v, in
                                         struct hopper_backward_asks asks) {
     return hopper_wide_row_bytes(head_dim) * (HOPPER_WIDE_DQ_ROWS + HOPPER_WIDE_STAGES * HOPPER_WIDE_KEYS) +
            hopper_wide_row_bytes(head_dim_v) * (HOPPER_WIDE_DQ_ROWS + v_stages * HOPPER_WIDE_KEYS) +
-           (asks.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) + HOPPER_WIDE_CONTROL_BYTES + 1024;
+           (asks.keyed || asks.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) + HOPPER_WIDE_CONTROL_BYTES + 1024;
 }
 /* A tile of mask is of 128 keys, those of the block and of the one beside it. */
 GPU_INLINE int32_t hopper_wide_dkv_bytes(int32_t head_dim, int32_t head_dim_v, int32_t p_stages,

@@ -10,7 +10,7 @@
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
  * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
  * SCORED: a tile of bias [64] and one of mask, [64] rows of 128 bytes, of which the block's keys are one half; lse and
- * delta [2][2][64], what lse has rounded away [2][64], lists of tiles (hopper_keys.cuh); barriers.
+ * delta [2][2][64], what lse has rounded away [2][64], lists of keys and tiles (hopper_keys.cuh); barriers.
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
@@ -27,7 +27,7 @@
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       HOPPER_KEYS_PLACED
+#define KEYS       (INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    64
@@ -52,9 +52,10 @@ constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, BIAS_OFFSET = P_OFFS
 constexpr int BIAS_BYTES_LOADED = BIAS ? BLOCK_M * BLOCK_N * 2 : 0, MASK_BYTES_LOADED = MASK ? BLOCK_M * 128 : 0;
 constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_BYTES_LOADED, ROWS_OFFSET = MASK_OFFSET + MASK_BYTES_LOADED;
 constexpr int LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
-constexpr int SEEN_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
-constexpr int CONTROL = SEEN_OFFSET + (MASK ? 2 * SEEN_WORDS * 4 : 0);
-constexpr struct hopper_backward_asks ASKS = {0, MASK, BIAS != 0, BIAS != 0};
+constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
+constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
+constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK ? SEEN_WORDS * 4 : 0);
+constexpr struct hopper_backward_asks ASKS = {KEYED, MASK, BIAS != 0, BIAS != 0};
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
@@ -67,7 +68,8 @@ enum {
     DOUT_CLEAR = P_EMPTY + 8 * P_STAGES,
     SCORE_FULL = DOUT_CLEAR + 8 * STAGES,
     SCORE_EMPTY = SCORE_FULL + 8,
-    END = SCORE_EMPTY + 8
+    COVERED = SCORE_EMPTY + 8, /* KEYED: note_covered() */
+    END = COVERED + (KEYED ? 32 : 0)
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
@@ -98,11 +100,20 @@ struct producer {
                                     rows.tile * BLOCK_M, rows.head / in.mask.group, in.mask.batch ? k.batch : 0);
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void load_keys() {
+        if (are_sorted(a)) { /* gather_keys() */
+            mbarrier_arrive(base + KV_FULL);
+            return;
+        }
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
         const int key = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
         load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, key, k.kv_head, batch);
         load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, key, k.kv_head, batch);
+    }
+
+    __device__ __forceinline__ void run() {
+        load_keys();
+        const int batch = VARLEN ? 0 : k.batch;
         struct step_rows rows = {k.first_head, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
@@ -217,8 +228,9 @@ struct dv_maker {
             wait_full<1>(base + SCORE_FULL, scores);
         const float early[EARLY_ROWS] = {};
         scores_to_p(s, early, a, k.batch, k.first_key, tile * BLOCK_M,
-                    {lse_of(base, step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, 0,
-                     base + BIAS_OFFSET, base + MASK_OFFSET, masked, k.first_key % 128 - 64});
+                    {lse_of(base, step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, base + KEYS_OFFSET,
+                     base + BIAS_OFFSET, base + MASK_OFFSET, masked, k.first_key % 128 - 64,
+                     base + COVERED + tid_x_reread() / 32 % 4 * 8});
         if (scored) {
             __syncwarp();
             release<1>(base + SCORE_EMPTY, scores++);
@@ -251,7 +263,7 @@ struct dv_maker {
             do {
                 const bool more = step + 1 < k.steps;
                 make_p(step, tile);
-                tile = MASK                                ? k.tile_after(tile)
+                tile = LISTED                              ? k.tile_after(tile)
                        : tile + 1 < k.first_tile + k.tiles ? tile + 1
                                                            : k.first_tile; /* the code that was measured */
                 __syncwarp();
@@ -368,11 +380,21 @@ struct dk_maker {
     }
 };
 
-/* The keys of this block; MASK: when its tiles are listed, by whole warps. */
+/* KEYED, sorted: K and V, by the whole block. */
+__device__ __forceinline__ void gather_keys(const struct hopper_backward_params &a, const struct key_block &k,
+                                            uint32_t base) {
+    gather_rows<HEAD_DIM / 8, THREADS>(base, a.in.in.k, a.in.in.head_dim, a, k);
+    gather_rows<HEAD_DIM_V / 8, THREADS>(base + V_OFFSET, a.in.in.v, a.in.in.head_dim_v, a, k);
+    cp_async_commit();
+    cp_async_wait<0>();
+    fence_proxy_async();
+}
+
+/* The keys of this block; LISTED: when its tiles are listed, by whole warps. */
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
     const struct key_block k = find_block(a, find_place(a, (int)blockIdx.x));
-#if MASK
+#if LISTED
     return count_tiles(k, PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
 #else
     return k;
@@ -381,7 +403,7 @@ __device__ __forceinline__ struct key_block find_steps(const struct hopper_backw
 
 extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     hopper_wide_dkv(const __grid_constant__ struct hopper_backward_params a) {
-#if BIAS
+#if BIAS || KEYED
     extern __shared__ __align__(1024) char shared[];
 #else
     extern __shared__ char shared[];
@@ -408,14 +430,22 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
         }
         fence_mbarrier_init();
     }
-#if MASK
-    list_tiles(a, find_block(a, find_place(a, (int)blockIdx.x)), 0, base + SEEN_OFFSET);
+#if LISTED
+    const struct key_block own = find_block(a, find_place(a, (int)blockIdx.x));
+#    if KEYED
+    list_keys(a, own, base + KEYS_OFFSET);
+    __syncthreads();
+    note_covered(base + KEYS_OFFSET, base + COVERED);
+    if (are_sorted(a))
+        gather_keys(a, own, base);
+#    endif
+    list_tiles(a, own, base + KEYS_OFFSET, base + SEEN_OFFSET);
 #endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
-        if (MASK || threadIdx.x == 0) {
+        if (LISTED || threadIdx.x == 0) {
             const struct key_block k = find_steps(a, base);
             if (threadIdx.x == 0)
                 producer{a, k, base, 0}.run();

@@ -6,9 +6,12 @@
  * issued behind dQ's of the step before.
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: Q [panels][128] (at the end dQ),
- * dO [panels][128], K [2][panels][64], V [V_STAGES][panels][64], MASK: bits of the walk, barriers.
+ * dO [panels][128], K [2][panels][64], V [V_STAGES][panels][64], LISTED: bits of the walk, barriers.
  *
  * Barriers: Q and dO full; of each stage of K and V full, and empty (an arrival of each consumer warp).
+ *
+ * KEYED: rows see keys by intervals. The tile plan (gpu/tile_plan.cu) says which tiles of keys are walked, and which of
+ * them hide nothing. Scattered keys are walked in the order of key_sort.cu, and copied by the whole third warpgroup.
  *
  * Beside the widest heads there is no room for tiles of masks and biases: a quad of lanes reads the 64 keys of a row
  * from global memory, 16 bytes a lane, to the registers where dS of the step before was, and transposes them. Tiles of
@@ -26,7 +29,7 @@
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       HOPPER_KEYS_PLACED
+#define KEYS       (INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    HOPPER_WIDE_DQ_ROWS
@@ -45,7 +48,7 @@ constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
 constexpr int K_OFFSET = Q_BYTES + DOUT_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
-constexpr int SEEN_OFFSET = V_OFFSET + V_STAGES * V_BYTES, CONTROL = SEEN_OFFSET + (MASK ? 3 * SEEN_WORDS * 4 : 0);
+constexpr int SEEN_OFFSET = V_OFFSET + V_STAGES * V_BYTES, CONTROL = SEEN_OFFSET + (LISTED ? 3 * SEEN_WORDS * 4 : 0);
 enum {
     ROWS_FULL = CONTROL,
     K_FULL = ROWS_FULL + 8,
@@ -56,7 +59,7 @@ enum {
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 ==
-                  hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {0, MASK, BIAS != 0, BIAS != 0}),
+                  hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {KEYED, MASK, BIAS != 0, BIAS != 0}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
@@ -67,21 +70,24 @@ struct row_block {
     int steps;
 };
 /* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
- * last rows, which see many keys, first. */
+ * last rows, which see many keys, first. KEYED: so do they, in the order of the tile plan. */
 __device__ __forceinline__ struct row_block find_rows(const struct hopper_backward_params &a, int block_index) {
     struct row_block r;
     const int row_blocks = (a.in.in.seqlen_q + BLOCK_M - 1) / BLOCK_M;
     int head = block_index / row_blocks, block = block_index % row_blocks;
-    if (WINDOW) {
+    if (WINDOW || KEYED) {
         const int in_turn = a.in.in.heads_per_l2_group, first = head / in_turn * in_turn;
         const int rest = block_index - first * row_blocks;
         const int heads = min(in_turn, a.in.in.heads * a.in.in.batch - first);
         head = first + rest % heads;
         block = row_blocks - 1 - rest / heads;
     }
-    r.first_row = block * BLOCK_M;
     r.head = head % a.in.in.heads;
     r.batch = head / a.in.in.heads;
+    if (KEYED)
+        block =
+            a.plan.order[(int64_t)tile_plan_head(&a.plan, r.head, r.batch) * a.plan.row_tiles + row_blocks - 1 - block];
+    r.first_row = block * BLOCK_M;
     const struct sequence s = find_sequence(a.in.in, r.batch);
     const int first = first_key(a.in.in, s, r.first_row);
     const int last = last_key(a.in.in, s, min(r.first_row + BLOCK_M, s.seqlen_q) - 1) + 1;
@@ -98,9 +104,28 @@ __device__ __forceinline__ bool is_past_end(const struct hopper_backward_params 
     return r.first_row >= find_sequence(a.in.in, r.batch).seqlen_q;
 }
 
-#if MASK
-/* Bits of tiles of keys at `seen`: of those that some row of the block sees, then for each warpgroup of those that the
- * mask hides from some of its rows. A warp a word. */
+/* Bits of tiles of keys at `seen`: of those that some row of the block sees, then for each warpgroup of those of which
+ * something is hidden from some of its rows. */
+#if KEYED
+__device__ __forceinline__ void list_key_tiles(const struct hopper_backward_params &a, const struct row_block &r,
+                                               uint32_t seen) {
+    static_assert(TILE_PLAN_TILE == BLOCK_N && 2 * TILE_PLAN_TILE == BLOCK_M, "a warpgroup's rows are those of a tile");
+    const struct tile_plan &plan = a.plan;
+    const int row_tile = r.first_row / TILE_PLAN_TILE;
+    const int64_t row = (int64_t)tile_plan_head(&plan, r.head, r.batch) * plan.row_tiles + row_tile;
+    for (int word = threadIdx.x; word < SEEN_WORDS; word += THREADS) {
+        uint32_t bits = 0;
+#    pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const bool is_there = word < plan.key_words && row_tile + half < plan.row_tiles;
+            const int64_t at = (row + half) * plan.key_words + word;
+            bits |= is_there ? plan.seen[at] : 0;
+            st_shared_4(seen + ((1 + half) * SEEN_WORDS + word) * 4, is_there ? ~plan.full[at] : 0);
+        }
+        st_shared_4(seen + word * 4, bits);
+    }
+}
+#elif MASK
 __device__ __forceinline__ void list_key_tiles(const struct hopper_backward_params &a, const struct row_block &r,
                                                uint32_t seen) {
     const struct gpu_forward_params &in = a.in.in;
@@ -126,11 +151,11 @@ __device__ __forceinline__ void list_key_tiles(const struct hopper_backward_para
     }
 }
 #endif
-/* The rows of this block; MASK: when its tiles are listed, by whole warps. */
+/* The rows of this block; LISTED: when its tiles are listed, by whole warps. */
 __device__ __forceinline__ struct row_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
     struct row_block r = find_rows(a, (int)blockIdx.x);
-#if MASK
+#if LISTED
     const struct listed_tiles listed = count_listed(base + SEEN_OFFSET);
     r.first_tile = listed.first;
     r.steps = listed.count;
@@ -140,17 +165,66 @@ __device__ __forceinline__ struct row_block find_steps(const struct hopper_backw
 
 /* ---- producer ---- */
 
-__device__ __forceinline__ void produce(const struct hopper_backward_params &a, const struct row_block &r,
-                                        uint32_t base) {
-    const int kv_head = r.head / a.in.in.group, row = r.q_begin + r.first_row, batch = VARLEN ? 0 : r.batch;
+__device__ __forceinline__ void produce_rows(const struct hopper_backward_params &a, const struct row_block &r,
+                                             uint32_t base) {
+    const int row = r.q_begin + r.first_row, batch = VARLEN ? 0 : r.batch;
     mbarrier_arrive_expect_tx(base + ROWS_FULL, Q_BYTES + DOUT_BYTES);
     load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, base + ROWS_FULL, row, r.head, batch);
     load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, row, r.head, batch);
+}
+
+#if KEYED
+/* The rows of K or V whose numbers lanes 0-15 of a warp have, to the warp's 16 rows of a tile: a lane a chunk. */
+template <int chunks>
+__device__ __forceinline__ void gather_keys(uint32_t tile, const struct gpu_matrix &from, int columns, int batch,
+                                            int head, int seqlen_k, int key) {
+    const int lane = (int)tid_x_reread() % 32, warp = (int)tid_x_reread() / 32;
+    const char *of_head = row_address(from, batch, head, 0) + lane * 16;
+    const uint32_t to = tile + lane / 8 * BLOCK_N * 128 + warp * 16 * 128;
+#    pragma unroll 1
+    for (int n = 0; n < 16; n++) {
+        const int number = __shfl_sync(0xffffffff, key, n);
+        const int bytes = number < seqlen_k ? min(max(columns - lane * 8, 0), 8) * 2 : 0;
+        if (lane < chunks)
+            cp_async_16_fill(to + n * 128 + ((lane % 8 ^ (n & 7)) << 4),
+                             bytes ? of_head + number * from.row * 2 : from.data, (uint32_t)bytes);
+    }
+}
+/* Sorted: by all threads of the warpgroup. */
+__device__ __forceinline__ void produce_sorted(const struct hopper_backward_params &a, const struct row_block &r,
+                                               uint32_t base) {
+    const int thread = (int)threadIdx.x, kv_head = r.head / a.in.in.group;
+    if (thread == 0)
+        produce_rows(a, r, base);
+    int tile = r.first_tile;
+#    pragma unroll 1
+    for (int step = 0; step < r.steps; step++) {
+        const int key = *sorted_keys(a, r.batch, kv_head, tile * BLOCK_N + thread / 32 * 16 + thread % 16);
+        wait_empty<STAGES>(base + K_EMPTY, step);
+        gather_keys<HEAD_DIM / 8>(base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES, a.in.in.k, a.in.in.head_dim,
+                                  r.batch, kv_head, a.in.in.seqlen_k, key);
+        cp_async_mbarrier_arrive_noinc(base + K_FULL + 8 * stage_of<STAGES>(step));
+        wait_empty<V_STAGES>(base + V_EMPTY, step);
+        gather_keys<HEAD_DIM_V / 8>(base + V_OFFSET + stage_of<V_STAGES>(step) * V_BYTES, a.in.in.v, a.in.in.head_dim_v,
+                                    r.batch, kv_head, a.in.in.seqlen_k, key);
+        cp_async_mbarrier_arrive_noinc(base + V_FULL + 8 * stage_of<V_STAGES>(step));
+        if (step + 1 < r.steps)
+            tile = listed_after(base + SEEN_OFFSET, tile);
+    }
+    cp_async_wait<0>();
+}
+#endif
+
+__device__ __forceinline__ void produce(const struct hopper_backward_params &a, const struct row_block &r,
+                                        uint32_t base) {
+    const int kv_head = r.head / a.in.in.group, batch = VARLEN ? 0 : r.batch;
+    produce_rows(a, r, base);
 #pragma unroll 1
-    for (int tile = r.first_tile, n = 0; MASK ? n < r.steps : tile < r.last_tile; tile++, n++) {
-        if (MASK && n > 0)
+    for (int tile = r.first_tile, n = 0; LISTED ? n < r.steps : tile < r.last_tile; tile++, n++) {
+        if (LISTED && n > 0)
             tile = listed_after(base + SEEN_OFFSET, tile - 1);
-        const uint32_t step = MASK ? n : tile - r.first_tile, k = stage_of<STAGES>(step), v = stage_of<V_STAGES>(step);
+        const uint32_t step = LISTED ? n : tile - r.first_tile, k = stage_of<STAGES>(step),
+                       v = stage_of<V_STAGES>(step);
         wait_empty<STAGES>(base + K_EMPTY, step);
         mbarrier_arrive_expect_tx(base + K_FULL + 8 * k, K_BYTES);
         load_panels<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k,
@@ -168,16 +242,18 @@ struct consumer {
     const struct hopper_backward_params &a;
     const struct row_block r;
     uint32_t base;
-    int warpgroup, tile; /* MASK: of the step's keys */
+    const bool sorted;
+    int warpgroup, tile; /* LISTED: of the step's keys */
     float s[BLOCK_N / 2], dp[BLOCK_N / 2], dq[HEAD_DIM / 2], lse[2], delta[2], low[2];
     uint32_t ds[BLOCK_N / 16][4];
+    uint32_t ranges[2]; /* KEYED: of the warpgroup's rows those that see two keys of a partial tile */
 
     __device__ __forceinline__ int local_row() const {
         const int thread = (int)tid_x_reread() - 128;
         return thread / 32 * 16 + thread % 32 / 4;
     }
     __device__ __forceinline__ int first_key_of(int step) const {
-        return (MASK ? tile : r.first_tile + step) * BLOCK_N;
+        return (LISTED ? tile : r.first_tile + step) * BLOCK_N;
     }
     /* The thread's row, of a half; one of the sequence. */
     __device__ __forceinline__ int64_t row_of(int half) const {
@@ -261,6 +337,36 @@ struct consumer {
         }
     }
 
+    /* Something hides a part of the step's tile from the warpgroup's rows. */
+    __device__ __forceinline__ bool is_partial() const {
+        return hides_part(base + SEEN_OFFSET + warpgroup * SEEN_WORDS * 4, tile);
+    }
+    /* KEYED: for the lane-th key of the tile and the one 32 after it: the first row, and from bit 8 on how many. */
+    __device__ __forceinline__ void find_ranges() {
+        const struct sequence at = find_sequence(a.in.in, r.batch);
+        const int kv_head = r.head / a.in.in.group, row = r.first_row + warpgroup * 64;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            int key = tile * BLOCK_N + n * 32 + (int)tid_x_reread() % 32;
+            key = sorted ? *sorted_keys(a, r.batch, kv_head, key) : key;
+            const struct key_bounds rows = rows_of_key(a.in.in, at, r.head, key);
+            const int first = max(rows.first - row, 0), last = min(rows.last - row, 64);
+            ranges[n] = first < last ? (uint32_t)(first | (last - first) << 8) : 0;
+        }
+    }
+    __device__ __forceinline__ void hide_ranges() {
+        const int lane = (int)tid_x_reread() % 32, row = local_row() % 64;
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 4; n++) {
+            const uint32_t range = __shfl_sync(0xffffffff, ranges[n / 8], n / 2 % 4 * 8 + lane % 4 * 2 + n % 2);
+            const int first = (int)(range & 0xff), count = (int)(range >> 8);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                if ((uint32_t)(row + 8 * half - first) >= (uint32_t)count)
+                    s[n / 2 * 4 + half * 2 + n % 2] = MINUS_INF;
+        }
+    }
+
     /* S to P. Beyond the sequence's last key there are zeros, which would have weight. */
     __device__ __forceinline__ void make_p(int step) {
         const struct sequence at = find_sequence(a.in.in, r.batch);
@@ -275,7 +381,9 @@ struct consumer {
             const float of_pair = BIAS ? unpack((uint16_t)(bias[half][i / 16][i / 4 % 4] >> i % 2 * 16)) : 0;
             s[i] = exponent_of(s[i], a.in.in, unit, of_pair, lse[half], BIAS ? low[half] : 0);
         }
-        if (key + BLOCK_N > last_key(a.in.in, at, row) + 1 || key < first_key(a.in.in, at, row + 63)) {
+        if (KEYED && is_partial())
+            hide_ranges();
+        if (!KEYED && (key + BLOCK_N > last_key(a.in.in, at, row) + 1 || key < first_key(a.in.in, at, row + 63))) {
             const int own = r.first_row + local_row(), column = (int)tid_x_reread() % 4 * 2 + key;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -289,7 +397,7 @@ struct consumer {
                 }
             }
         }
-        if (MASK && hides_part(base + SEEN_OFFSET + warpgroup * SEEN_WORDS * 4, tile))
+        if (MASK && is_partial())
             hide_masked_keys(key);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
@@ -355,19 +463,22 @@ struct consumer {
         });
     }
 
+    /* Of the thread's two rows. */
+    __device__ __forceinline__ void read_rows() {
+        const int64_t row = step_rows{r.head, r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            lse[half] = a.in.lse_rows[row + 8 * half];
+            if (BIAS)
+                low[half] = a.in.low_rows[row + 8 * half];
+            else
+                delta[half] = a.in.delta_rows[row + 8 * half];
+        }
+    }
+
     __device__ __forceinline__ void run() {
         const int steps = r.steps;
-        {
-            const int64_t row = step_rows{r.head, r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                lse[half] = a.in.lse_rows[row + 8 * half];
-                if (BIAS)
-                    low[half] = a.in.low_rows[row + 8 * half];
-                else
-                    delta[half] = a.in.delta_rows[row + 8 * half];
-            }
-        }
+        read_rows();
         set_zero(dq);
         wait_full<1>(base + ROWS_FULL, 0);
         if (steps > 0) {
@@ -377,12 +488,18 @@ struct consumer {
                 wait_full<STAGES>(base + K_FULL, step);
                 if (VARLEN)
                     clear_keys(step);
+                if (KEYED) /* copies of produce_sorted() */
+                    fence_proxy_async();
                 wgmma_fence();
                 multiply_qk(step);
                 wgmma_commit_group();
                 wait_full<V_STAGES>(base + V_FULL, step);
+                if (KEYED)
+                    fence_proxy_async();
                 multiply_dov(step);
                 wgmma_commit_group();
+                if (KEYED && is_partial())
+                    find_ranges();
                 wgmma_wait_group<1>(s);
                 wgmma_wait_group<1>(dq);
                 if (step > 0) { /* its product with dS is complete */
@@ -401,7 +518,7 @@ struct consumer {
                 wgmma_fence();
                 multiply_dsk(step);
                 wgmma_commit_group();
-                if (MASK && step + 1 < steps)
+                if (LISTED && step + 1 < steps)
                     tile = listed_after(base + SEEN_OFFSET, tile);
             } while (++step < steps);
             wgmma_wait_group<0>(dq);
@@ -429,17 +546,18 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (VARLEN && is_past_end(a, find_rows(a, (int)blockIdx.x)))
         return;
-#if MASK
+#if LISTED
     list_key_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
 #endif
     if (threadIdx.x == 0) {
         mbarrier_init(base + ROWS_FULL, 1);
+        const int loaders = are_sorted(a) ? 128 : 1;
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(base + K_FULL + 8 * i, 1);
+            mbarrier_init(base + K_FULL + 8 * i, loaders);
             mbarrier_init(base + K_EMPTY + 8 * i, CONSUMER_WARPS);
         }
         for (int i = 0; i < V_STAGES; i++) {
-            mbarrier_init(base + V_FULL + 8 * i, 1);
+            mbarrier_init(base + V_FULL + 8 * i, loaders);
             mbarrier_init(base + V_EMPTY + 8 * i, CONSUMER_WARPS);
         }
         fence_mbarrier_init();
@@ -447,14 +565,20 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
-        if (MASK || threadIdx.x == 0) {
+        if (LISTED || threadIdx.x == 0) {
             const struct row_block r = find_steps(a, base);
-            if (threadIdx.x == 0)
+#if KEYED
+            if (are_sorted(a))
+                produce_sorted(a, r, base);
+            else
+#endif
+                if (threadIdx.x == 0)
                 produce(a, r, base);
         }
     } else {
         setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
         const struct row_block r = find_steps(a, base);
-        consumer{a, r, base, __shfl_sync(0xffffffff, (int)threadIdx.x / 128 - 1, 0), r.first_tile}.run();
+        const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128 - 1, 0);
+        consumer{a, r, base, are_sorted(a), warpgroup, r.first_tile}.run();
     }
 }

@@ -30,10 +30,6 @@ struct tile_scheduler {
     __device__ __forceinline__ void advance() { place = next; }
 };
 
-/* The head of the plan that a query head has. */
-__device__ __forceinline__ int plan_head(const struct tile_plan &p, int head, int batch) {
-    return (int)(batch * p.batch + head / p.group * p.head);
-}
 __device__ __forceinline__ bool is_scattered(const struct tile_plan &p, int head_of_plan) {
     return TILES_ARE_SCATTERED(p.counts[head_of_plan]);
 }
