@@ -1,12 +1,12 @@
 """Builds of the library on the same CUDA tensors, sample by sample in turn: what a change costs.
 
-    python3 bench/before_after.py BEFORE.so AFTER.so ... [--masks] [--forward | --backward] [--rounds N]
+    python3 bench/before_after.py BEFORE.so AFTER.so[=KERNEL] ... [--masks] [--forward | --backward] [--rounds N]
                                   [--cases TEXT] [--share K/N] [--json FILE]
     python3 bench/before_after.py LIBRARY.so --sinks [...]
 
 Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
 the clock of the card is the same for all. Ratios are times of the first build over those of the others. Each build has
-the structs that begin with struct_bytes. With --sinks there is one build, and its calls without learnable sinks are
+the structs that begin with struct_bytes. KERNEL is a kernel's or a choice's name, else the plan chooses. With --sinks there is one build, and its calls without learnable sinks are
 timed beside the same calls with them.
 """
 
@@ -72,6 +72,7 @@ class Library:
     """One build."""
 
     def __init__(self, path):
+        path, _, self.kernel = path.partition("=")
         self.c = ctypes.CDLL(path, mode=getattr(ctypes, "RTLD_LOCAL", 0))
         self.c.fdm_last_error.restype = ctypes.c_char_p
         self.memory = None
@@ -217,14 +218,13 @@ def measure(libraries, name, shape, dtype, options, hides, rounds, passes, sinks
             if backward:
                 tensors[1].dsink = describe(torch.empty_like(sink), kept)
         every = []
-        for _ in libraries:
+        for library in libraries:
             o = Options(ctypes.sizeof(Options), window_left=-1, window_right=-1)
             for key, value in options.items():
                 setattr(o, key, value)
             if hides == "packed":
                 o.max_seqlen_q = o.max_seqlen_k = shape[4]
-            if "family" in options:
-                o.kernel = None
+            o.kernel = library.kernel.encode() or None
             o.stream = torch.cuda.current_stream().cuda_stream
             every.append(o)
         samples = [[] for _ in libraries]
@@ -256,7 +256,7 @@ def card():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so", help="the others are compared with the first")
+    parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so[=KERNEL]", help="the others are compared with the first")
     parser.add_argument("--masks", action="store_true", help="masks that key intervals say, in the place of the rest")
     parser.add_argument("--sinks", action="store_true", help="what learnable sinks cost, in the place of the rest")
     passes = parser.add_mutually_exclusive_group()

@@ -391,6 +391,19 @@ static void add_tile_plans(void) {
     }
 }
 
+/* Rows of few chunks of 16 bytes, of which a warp stores several at a time. */
+static void add_narrow_rows(void) {
+    static const int64_t dims[] = {8, 16, 24, 32, 64};
+    FOR_EACH(dims, n)
+    for (int gathers = 0; gathers < 2; gathers++) {
+        begin(gathers ? "hopper.gather" : "hopper.forward", FDM_FORWARD, dims[n], dtypes[n % 2]);
+        shape(1, 2, 1, 150, 150);
+        next.causal = 1;
+        next.intervals = gathers ? 1 : 0;
+        add("narrow rows");
+    }
+}
+
 /* Intervals of head dims above 128, in a backward: documents (2), and scattered keys (1), which are sorted: several
  * blocks of rows and of keys, sequences that end within them, groups of heads, divided and not. */
 static void add_wide_intervals(void) {
@@ -539,6 +552,7 @@ static void list_cases(void) {
     add_listed_orders();
     add_tile_plans();
     add_wide_intervals();
+    add_narrow_rows();
     add_runs();
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);

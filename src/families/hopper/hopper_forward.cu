@@ -35,8 +35,9 @@
 
 HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define BLOCK_M (64 * WARPGROUPS)
-#define THREADS (128 * (WARPGROUPS + 1))
+#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS))
+#define BLOCK_M   (64 * WARPGROUPS)
+#define THREADS   (128 * (WARPGROUPS + 1))
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_rows.cuh"
@@ -135,6 +136,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 struct producer {
     const struct hopper_forward_params &a;
     uint32_t base, item, step, score_step;
+    struct tile_scheduler scheduler;
 
     __device__ __forceinline__ producer(const struct hopper_forward_params &params, uint32_t shared)
         : a(params), base(shared), item(0), step(0), score_step(0) {}
@@ -226,6 +228,8 @@ struct producer {
         for (int tile = f.last_tile - 1; tile >= f.first_tile; step++) {
             const bool look = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
             const int next = visible_tile(block_mask, tile - 1, f.first_tile);
+            if (next < f.first_tile)
+                scheduler.ask_late(a);
             wait_empty<STAGES>(base + K_EMPTY, step);
             st_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step),
                         (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
@@ -251,11 +255,13 @@ struct producer {
             wait_full<STAGES>(base + STEP_KNOWN, step);
             const int word = (int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step));
             const int row = k_begin + (word & STEP_TILE) * BLOCK_N;
+            more = word & STEP_MORE;
+            if (!more)
+                scheduler.ask_late(a);
             load_k(row, head, batch);
             if (before >= 0)
                 load_v(step - 1, before, head, batch);
             before = row;
-            more = word & STEP_MORE;
         }
         load_v(step - 1, before, head, batch);
     }
@@ -266,6 +272,8 @@ struct producer {
         load_q(f);
 #pragma unroll 1
         for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--, step++) {
+            if (tile == f.first_tile)
+                scheduler.ask_late(a);
             load_k(k_begin + tile * BLOCK_N, head, batch);
             if (SCORED)
                 load_scores(f, tile * BLOCK_N);
@@ -291,6 +299,8 @@ struct producer {
         if (MASK_TILE)
             f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
         publish(f);
+        if (f.first_tile >= f.last_tile)
+            scheduler.ask_late(a);
         if (RANGED && f.first_tile < f.last_tile)
             load_named(f, s.k_begin);
         else if (RANGED)
@@ -309,18 +319,20 @@ struct producer {
 
     /* none: it runs all of them. */
     __device__ __forceinline__ void run(bool none) {
-        struct tile_scheduler scheduler;
         scheduler.initial();
         for (; !none && scheduler.valid(a); scheduler.advance()) {
             const struct work_item work = item_at(a, scheduler.place);
-            scheduler.prefetch(a);
-            if (work.batch < 0 || leaves(work))
-                continue;
-            const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
-            struct item_facts f = {
-                work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
-            if (f.first_row < s.seqlen_q * PACKED_HEADS)
-                run_item(f, s);
+            scheduler.ask_early(a);
+            if (work.batch >= 0 && !leaves(work)) {
+                const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
+                struct item_facts f = {
+                    work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
+                if (f.first_row < s.seqlen_q * PACKED_HEADS) {
+                    run_item(f, s);
+                    continue;
+                }
+            }
+            scheduler.ask_late(a); /* it is passed over */
         }
         publish({-1, 0, 0, 0, 0, 0, 0, 0});
     }
@@ -383,13 +395,12 @@ struct consumer : row_owner {
         } else if (!MAXIMA_BARE && !BIAS) {
             finish_scores<false>(s, a.in, 0, 0, 0);
         }
-        if (RANGED && look)
+        if (RANGED && look) {
             hide_by_ranges();
-        else if (!RANGED && partial)
-            hide(tile);
-        if (RANGED) {
             __syncwarp(); /* the stage's ranges are read */
             release<STAGES>(base + K_EMPTY, step);
+        } else if (!RANGED && partial) {
+            hide(tile);
         }
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }
@@ -509,7 +520,7 @@ struct consumer : row_owner {
         wgmma_wait_group<0>(s);
         if (!SPLITS)
             sinks.join(a.in, rows);
-        if (!RANGED)
+        if (!RANGED || !look)
             release<STAGES>(base + K_EMPTY, step);
         scores_to_p(w.tile, look, !w.is_full(), false);
         step++;
@@ -528,7 +539,7 @@ struct consumer : row_owner {
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
-            if (!RANGED)
+            if (!RANGED || !look)
                 release<STAGES>(base + K_EMPTY, step);
             release<STAGES>(base + V_EMPTY, step - 1);
             scores_to_p(w.tile, look, !w.is_full(), true);

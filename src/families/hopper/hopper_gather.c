@@ -133,6 +133,8 @@ static void make_request(const fdm_problem *p, int32_t tile, int32_t order, stru
     request->entry = "hopper_gather";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->warpgroups + 1);
+    /* Sinks beside the widest rows of V: what a row's end needs. */
+    request->spill_bytes_max = p->has_sink && p->head_dim_v > 192 ? 32 : 0;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {

@@ -381,7 +381,7 @@ struct producer {
         struct item_facts f = {-1, 0, 0, 0, 0, 0, 0, 0};
         while (f.first_row < 0 && scheduler.valid(a)) {
             const struct work_item work = item_at(a, scheduler.place);
-            scheduler.prefetch(a);
+            scheduler.ask_early(a);
             if (work.batch >= 0 && !passes_over(work)) {
                 const struct sequence s = find_sequence(a.in, work.batch);
                 if (work.row_block * BLOCK_M < s.seqlen_q) {

@@ -1,8 +1,9 @@
 /* hopper_work.cuh: the schedulers that hand out the items of hopper_forward.cu (gpu/items.cuh).
  *
  * Every scheduler has the same protocol: initial() is a block's first place in its order, advance() the next, valid()
- * says whether there is one. prefetch() asks for the next place before it is needed, so that an atomic count's way to
- * L2 and back is hidden. */
+ * says whether there is one. The next place is asked for before it is needed, so that an atomic count's way to L2 and
+ * back is hidden: ask_early() is where an item begins, and ask_late() where its last tile is loaded. A kernel whose
+ * items differ defines ASKS_LATE as 1: a place that is asked for early is kept from blocks that are done before. */
 #ifndef FDM_HOPPER_WORK_CUH
 #define FDM_HOPPER_WORK_CUH
 
@@ -12,6 +13,10 @@
 #include "gpu/tile_plan.h"
 #include "gpu/visible.cuh"
 
+#ifndef ASKS_LATE
+#    define ASKS_LATE 0
+#endif
+
 struct tile_scheduler {
     int place, next;
 
@@ -19,13 +24,21 @@ struct tile_scheduler {
     template <class params> __device__ __forceinline__ bool valid(const params &a) const {
         return place < num_places(a);
     }
-    template <class params> __device__ __forceinline__ void prefetch(const params &a) {
+    template <class params> __device__ __forceinline__ void ask(const params &a) {
         if (SCHEDULER == ITEMS_DYNAMIC)
             next = (int)gridDim.x + atomicAdd(a.items_begun, 1);
         else if (SCHEDULER == ITEMS_LONGEST)
             next = num_places(a);
         else
             next = place_after(place, (int)gridDim.x);
+    }
+    template <class params> __device__ __forceinline__ void ask_early(const params &a) {
+        if (!ASKS_LATE)
+            ask(a);
+    }
+    template <class params> __device__ __forceinline__ void ask_late(const params &a) {
+        if (ASKS_LATE)
+            ask(a);
     }
     __device__ __forceinline__ void advance() { place = next; }
 };
