@@ -109,6 +109,7 @@ CUDA_COLOURS = {
     "torch efficient": "#9aa656",
     "torch math": "#b0b0b0",
     "flex": "#7a5c99",
+    "cudnn flex": "#8c564b",
     "flash-attn 2": "#c9a227",
     "flash-attn 3": "#3d8f5f",
     "flash-attn 4": "#2b4c7e",
@@ -185,14 +186,54 @@ def _case_name(row: Dict[str, Any]) -> str:
     return " ".join(word for word in [*words, "backward" if row["pass"] == "backward" else ""] if word)
 
 
+def _mask_grid(report: Dict[str, Any], title: str, path: Path) -> None:
+    """Times of the mask grid's peers over ours, by least samples: a panel for each pass, a line for each mask, a dot for
+    each head dim, heads and length."""
+    from bench_report import OURS, PLAN
+
+    passes = {"mask-grid": "forward", "backward-mask-grid": "backward"}
+    results = [result for result in report["results"] if result["set"] in passes]
+    parts = [result["title"].split() for result in results]  # B1 H32 S8192 D64 bfloat16 [causal] MASK [backward]
+    masks = [" ".join(word for word in words[5:] if word != "backward") for words in parts]
+    kinds = list(dict.fromkeys(masks))
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.2), sharex=True, sharey=True)
+    for axes, (name, direction) in zip(panels, passes.items()):
+        for result, words, mask in zip(results, parts, masks):
+            for peer, samples in result["seconds"].items():
+                if result["set"] != name or peer == OURS or peer.endswith(PLAN):
+                    continue
+                ratio = min(samples) / min(result["seconds"][OURS])
+                colour = CUDA_COLOURS[peer]
+                label = f"{peer}, {words[2]}"
+                filled = {"markerfacecolor": colour if words[2] == "S32768" else "none"}
+                axes.plot(ratio, kinds.index(mask), "o", color=colour, ms=5, label=label, **filled)
+        axes.axvline(1.0, color=CUDA_COLOURS[OURS], lw=1.2)
+        axes.set_title(direction, fontsize=9)
+        axes.set_xlabel("time over flash_dmattn's")
+        axes.set_yticks(range(len(kinds)), kinds)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    legend = dict(zip(labels, handles))
+    figure.legend(legend.values(), legend.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    pyplot.close(figure)
+
+
 def write_cuda(folder: Path, report: Dict[str, Any]) -> None:
-    """cuda_forward.png, cuda_backward.png (TFLOPS by sequence length), cuda_masks.png (TFLOPS of visible pairs) and
-    cuda_decode.png (TB/s beside a copy), as far as the report has such cases."""
+    """cuda_forward.png, cuda_backward.png (TFLOPS by sequence length), cuda_masks.png (TFLOPS of visible pairs),
+    mask_grid.png (times of peers over ours) and cuda_decode.png (TB/s beside a copy), as far as the report has such
+    cases."""
     from bench_report import rows
 
     folder.mkdir(parents=True, exist_ok=True)
     table = rows(report)
     where = f"{report['facts']['device']}, torch {report['facts']['torch']}"
+    if any(result["set"].endswith("mask-grid") for result in report["results"]):
+        _mask_grid(report, f"masks of contiguous runs, {where}", folder / "mask_grid.png")
+        print(f"wrote {folder / 'mask_grid.png'}")
     masked = ("scores", "intervals", "backward-scores", "backward-intervals")
     copy = report["ceilings"]["copy_bytes_per_second"] * 1e-12
     for name, chosen in (

@@ -121,6 +121,21 @@ def test_masks_of_the_grid_are_the_same_by_rows_and_by_keys(extra, causal, keys)
     assert (bench_report.visible_pairs(bench_report.cell_of(case.title)) is None) == (extra != "alone")
 
 
+def test_the_grid_is_drawn_with_a_dot_for_each_peer_and_none_for_plans(tmp_path, monkeypatch):
+    plots = pytest.importorskip("bench_plots")
+    drawn = []
+    seconds = {bench_report.OURS: [2.0, 4.0], "cudnn flex": [3.0, 9.0], "cudnn flex" + bench_report.PLAN: [1.0]}
+    results = [
+        {"set": name, "title": f"B1 H4 S8192 D64 bfloat16 causal prefix-2048{way}", "flops": 1.0, "seconds": seconds}
+        for name, way in (("mask-grid", ""), ("backward-mask-grid", " backward"))
+    ]
+    plot = plots.pyplot.Axes.plot
+    monkeypatch.setattr(plots.pyplot.Axes, "plot", lambda *a, **k: drawn.append((a[1], k["label"])) or plot(*a, **k))
+    plots._mask_grid({"results": results}, "a title", tmp_path / "grid.png")
+    assert drawn == [(1.5, "cudnn flex, S8192")] * 2
+    assert (tmp_path / "grid.png").stat().st_size > 1000
+
+
 # ---- peers -----------------------------------------------------------------------------------------------------------
 
 
