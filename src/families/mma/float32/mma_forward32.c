@@ -16,7 +16,7 @@ struct tile {
 static const struct tile tiles[] = {
     {64, 1, 4, 1, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
     {128, 0, 4, 1, 1, 32, 2, "the longest step without a spill"},
-    {256, 90, 4, 1, 1, 16, 2, "34 % faster than two warps to the same rows, and 9.0 has no spill"},
+    {256, 90, 4, 1, 1, 16, 2, "34 % faster than two warps to the same rows"},
     {256, 0, 8, 2, 1, 16, 1, "two warps share the columns of 16 rows, which would fill the registers of one"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
@@ -92,8 +92,10 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->entry = "mma_forward32";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 32 * t->warps;
-    /* Compiled for 10.0, a window, a float32 bias and intervals of packed sequences together put 24 bytes aside. */
-    request->spill_bytes_max = p->varlen && p->has_bias && p->has_intervals && gpu_bounded(p) ? 24 : 0;
+    /* Compiled for 10.0, a window, a float32 bias and intervals of packed sequences together put 24 bytes aside; so do,
+     * for 9.0, the widest rows of two blocks a multiprocessor. */
+    const int most = p->varlen && p->has_bias && p->has_intervals && gpu_bounded(p);
+    request->spill_bytes_max = most || (t->blocks > 1 && p->head_dim > 128) ? 24 : 0;
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
