@@ -6,8 +6,8 @@
 
 Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
 the clock of the card is the same for all. Ratios are times of the first build over those of the others. Each build has
-the structs that begin with struct_bytes. KERNEL is a kernel's or a choice's name, else the plan chooses. With --sinks there is one build, and its calls without learnable sinks are
-timed beside the same calls with them.
+the structs that begin with struct_bytes. KERNEL is a kernel's or a choice's name, else the plan chooses. With --sinks
+there is one build, and its calls without learnable sinks are timed beside the same calls with them.
 """
 
 import argparse
@@ -256,7 +256,8 @@ def card():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so[=KERNEL]", help="the others are compared with the first")
+    parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so[=KERNEL]",
+                        help="the others are compared with the first")
     parser.add_argument("--masks", action="store_true", help="masks that key intervals say, in the place of the rest")
     parser.add_argument("--sinks", action="store_true", help="what learnable sinks cost, in the place of the rest")
     passes = parser.add_mutually_exclusive_group()

@@ -132,6 +132,17 @@ def _panel(axes: Any, rows: List[Dict[str, Any]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _finish_panels(figure: Any, panels: Any, title: str, path: Path) -> None:
+    """Writes the panels with one legend of what any of them names."""
+    found = [axes.get_legend_handles_labels() for axes in panels.flat]
+    legend = {label: handle for pair in found for handle, label in zip(*pair)}
+    figure.legend(legend.values(), legend.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    pyplot.close(figure)
+
+
 def _grid(rows: List[Dict[str, Any]], title: str, path: Path) -> None:
     """One panel per head dim and causal or not."""
     dims = sorted({row["D"] for row in rows})
@@ -147,13 +158,7 @@ def _grid(rows: List[Dict[str, Any]], title: str, path: Path) -> None:
         line[0].set_ylim(bottom=0)  # of all panels of the line
     for axes in panels[-1]:
         axes.set_xlabel("sequence length")
-    found = [axes.get_legend_handles_labels() for axes in panels.flat]
-    legend = {label: handle for pair in found for handle, label in zip(*pair)}
-    figure.legend(legend.values(), legend.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
+    _finish_panels(figure, panels, title, path)
 
 
 def _case_bars(rows: List[Dict[str, Any]], column: str, label: str, title: str, path: Path, limit: float = 0.0) -> None:
@@ -186,40 +191,30 @@ def _case_name(row: Dict[str, Any]) -> str:
     return " ".join(word for word in [*words, "backward" if row["pass"] == "backward" else ""] if word)
 
 
-def _mask_grid(report: Dict[str, Any], title: str, path: Path) -> None:
-    """Times of the mask grid's peers over ours, by least samples: a panel for each pass, a line for each mask, a dot for
-    each head dim, heads and length."""
+def _mask_grid(rows: List[Dict[str, Any]], title: str, path: Path) -> None:
+    """Times of the mask grid's peers over ours: a panel for each pass, a line for each mask, a dot for each head dim,
+    heads and length."""
     from bench_report import OURS, PLAN
 
-    passes = {"mask-grid": "forward", "backward-mask-grid": "backward"}
-    results = [result for result in report["results"] if result["set"] in passes]
-    parts = [result["title"].split() for result in results]  # B1 H32 S8192 D64 bfloat16 [causal] MASK [backward]
-    masks = [" ".join(word for word in words[5:] if word != "backward") for words in parts]
+    rows = [row for row in rows if row["contender"] != OURS and not row["contender"].endswith(PLAN)]
+    masks = [("causal " if row["causal"] else "") + row["extra"] for row in rows]
     kinds = list(dict.fromkeys(masks))
+    longest = max(row["Sk"] for row in rows)
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.2), sharex=True, sharey=True)
-    for axes, (name, direction) in zip(panels, passes.items()):
-        for result, words, mask in zip(results, parts, masks):
-            for peer, samples in result["seconds"].items():
-                if result["set"] != name or peer == OURS or peer.endswith(PLAN):
-                    continue
-                ratio = min(samples) / min(result["seconds"][OURS])
-                colour = CUDA_COLOURS[peer]
-                label = f"{peer}, {words[2]}"
-                filled = {"markerfacecolor": colour if words[2] == "S32768" else "none"}
-                axes.plot(ratio, kinds.index(mask), "o", color=colour, ms=5, label=label, **filled)
+    for axes, direction in zip(panels, ("forward", "backward")):
+        for row, mask in zip(rows, masks):
+            if row["pass"] == direction:
+                colour = CUDA_COLOURS[row["contender"]]
+                filled = {"markerfacecolor": colour if row["Sk"] == longest else "none"}
+                label = f"{row['contender']}, S{row['Sk']}"
+                axes.plot(row["time_over_ours"], kinds.index(mask), "o", color=colour, ms=5, label=label, **filled)
         axes.axvline(1.0, color=CUDA_COLOURS[OURS], lw=1.2)
         axes.set_title(direction, fontsize=9)
         axes.set_xlabel("time over flash_dmattn's")
         axes.set_yticks(range(len(kinds)), kinds)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()
-    handles, labels = panels[0].get_legend_handles_labels()
-    legend = dict(zip(labels, handles))
-    figure.legend(legend.values(), legend.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
+    _finish_panels(figure, panels, title, path)
 
 
 def write_cuda(folder: Path, report: Dict[str, Any]) -> None:
@@ -231,9 +226,6 @@ def write_cuda(folder: Path, report: Dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = rows(report)
     where = f"{report['facts']['device']}, torch {report['facts']['torch']}"
-    if any(result["set"].endswith("mask-grid") for result in report["results"]):
-        _mask_grid(report, f"masks of contiguous runs, {where}", folder / "mask_grid.png")
-        print(f"wrote {folder / 'mask_grid.png'}")
     masked = ("scores", "intervals", "backward-scores", "backward-intervals")
     copy = report["ceilings"]["copy_bytes_per_second"] * 1e-12
     for name, chosen in (
@@ -241,12 +233,15 @@ def write_cuda(folder: Path, report: Dict[str, Any]) -> None:
         ("backward", [row for row in table if row["set"] == "backward"]),
         ("masks", [row for row in table if row["set"] in masked]),
         ("decode", [row for row in table if row["tb_per_s"]]),
+        ("mask_grid", [row for row in table if row["set"].endswith("mask-grid")]),
     ):
-        path = folder / f"cuda_{name}.png"
+        path = folder / (f"{name}.png" if name == "mask_grid" else f"cuda_{name}.png")
         if not chosen:
             continue
         if name == "masks":
             _case_bars(chosen, "useful_tflops", "TFLOPS, visible pairs only", f"masks and biases, {where}", path)
+        elif name == "mask_grid":
+            _mask_grid(chosen, f"masks of contiguous runs, {where}", path)
         elif name == "decode":
             _case_bars(chosen, "tb_per_s", "TB/s of K and V", f"one query row, {where}", path, copy)
         else:

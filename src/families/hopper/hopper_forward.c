@@ -176,11 +176,9 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
 }
 
-/* Of all pairs that causal and window leave, at 600 TFLOPS. */
+/* At 600 TFLOPS. */
 static double seconds_of(const fdm_problem *p) {
-    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q * p->batch;
-    const double pairs = (double)rows_q * (double)p->seqlen_k * (double)p->heads * (gpu_bounded(p) ? 0.5 : 1);
-    return 2 * pairs * (double)(p->head_dim + p->head_dim_v) / 600e12;
+    return 2 * hopper_pairs(p) * (double)(p->head_dim + p->head_dim_v) / 600e12;
 }
 
 /* Copies of all matrices take longer than they gain: 4 us and 3.5 TB/s for what is done at 300 TFLOPS more. */

@@ -9,6 +9,11 @@ int64_t hopper_all_blocks(const fdm_problem *problem, int32_t packed, int32_t bl
     return hopper_row_blocks(problem, packed, block_m) * (problem->heads / packed) * problem->batch;
 }
 
+double hopper_pairs(const fdm_problem *p) {
+    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q * p->batch;
+    return (double)rows_q * (double)p->seqlen_k * (double)p->heads * (gpu_bounded(p) ? 0.5 : 1);
+}
+
 int64_t hopper_count_bytes(int32_t order) { return order == ITEMS_DYNAMIC ? HOPPER_COUNT_BYTES : 0; }
 
 fdm_status hopper_launch_items(const fdm_plan *plan, const struct cuda_kernel *kernel, int32_t threads, int32_t order,

@@ -9,6 +9,9 @@
 int64_t hopper_row_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m);
 int64_t hopper_all_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m);
 
+/* Pairs of all heads that causal and window leave: half, or all. */
+double hopper_pairs(const fdm_problem *problem);
+
 /* Workspace of the count of items that were begun. */
 enum { HOPPER_COUNT_BYTES = 64 };
 int64_t hopper_count_bytes(int32_t order);

@@ -37,7 +37,6 @@ __device__ __forceinline__ void list_keys(const struct hopper_backward_params &a
         st_shared_4(keys + (2 * BLOCK_N + n) * 4, __float_as_uint(key.bias));
 }
 
-#if KEYED
 /* Of each warp's 16 keys: the first row from which all rows before the second see all of them. */
 __device__ __forceinline__ void note_covered(uint32_t keys, uint32_t covered) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -51,7 +50,6 @@ __device__ __forceinline__ void note_covered(uint32_t keys, uint32_t covered) {
         st_shared_4(covered + warp * 8 + 4, (uint32_t)end);
     }
 }
-#endif
 
 /* Tiles of the word-th 32 that rows first .. last - 1 lie in. */
 __device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last) {
@@ -59,7 +57,6 @@ __device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last)
     return first < last && from <= to ? 0xffffffffu << from & 0xffffffffu >> (31 - to) : 0;
 }
 
-#if MASK_TILE
 /* What the mask does to the lane-th tile of the word-th 32, where it is one of `bits`: GPU_BLOCK_*. */
 __device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params &a, const struct key_block &k, int word,
                                             uint32_t bits) {
@@ -69,32 +66,30 @@ __device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params 
                            k.kv_head * in.group / in.mask.group * in.block_mask_head + k.first_key / BLOCK_N;
     return bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
 }
-#endif
 
-#if LISTED
 /* A warp a word. */
 __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &a, const struct key_block &k,
                                            uint32_t keys, uint32_t seen) {
     const int lane = threadIdx.x % 32;
-#    pragma unroll 1
+#pragma unroll 1
     for (int word = threadIdx.x / 32; word < SEEN_WORDS; word += THREADS / 32) {
         uint32_t bits = 0;
-#    if KEYED
-#        pragma unroll
-        for (int n = 0; n < BLOCK_N; n += 32)
-            bits |= tiles_of_rows(word, (int)ld_shared_4(keys + (n + lane) * 4),
-                                  (int)ld_shared_4(keys + (BLOCK_N + n + lane) * 4));
-        bits = __reduce_or_sync(0xffffffff, bits);
-#    else
-        bits = tiles_of_rows(word, k.first_tile * BLOCK_M, (k.first_tile + k.tiles) * BLOCK_M);
-#    endif
-#    if MASK_TILE
-        const int kind = kind_of_tile(a, k, word, bits);
-        bits = __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
-        const uint32_t parts = __ballot_sync(0xffffffff, kind == GPU_BLOCK_PARTIAL);
-        if (lane == 0)
-            st_shared_4(seen + (SEEN_WORDS + word) * 4, parts);
-#    endif
+        if (KEYED) {
+#pragma unroll
+            for (int n = 0; n < BLOCK_N; n += 32)
+                bits |= tiles_of_rows(word, (int)ld_shared_4(keys + (n + lane) * 4),
+                                      (int)ld_shared_4(keys + (BLOCK_N + n + lane) * 4));
+            bits = __reduce_or_sync(0xffffffff, bits);
+        } else {
+            bits = tiles_of_rows(word, k.first_tile * BLOCK_M, (k.first_tile + k.tiles) * BLOCK_M);
+        }
+        if (MASK_TILE) {
+            const int kind = kind_of_tile(a, k, word, bits);
+            bits = __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
+            const uint32_t parts = __ballot_sync(0xffffffff, kind == GPU_BLOCK_PARTIAL);
+            if (lane == 0)
+                st_shared_4(seen + (SEEN_WORDS + word) * 4, parts);
+        }
         if (lane == 0)
             st_shared_4(seen + word * 4, bits);
     }
@@ -107,7 +102,7 @@ struct listed_tiles {
 __device__ __forceinline__ struct listed_tiles count_listed(uint32_t seen) {
     const int lane = threadIdx.x % 32;
     int tiles = 0, first = HOPPER_BACKWARD_TILES_MAX, last = 0;
-#    pragma unroll
+#pragma unroll
     for (int word = lane; word < SEEN_WORDS; word += 32) {
         const uint32_t bits = ld_shared_4(seen + word * 4);
         tiles += __popc(bits);
@@ -117,6 +112,7 @@ __device__ __forceinline__ struct listed_tiles count_listed(uint32_t seen) {
     return {(int)__reduce_add_sync(0xffffffff, tiles), __reduce_min_sync(0xffffffff, first),
             __reduce_max_sync(0xffffffff, last)};
 }
+#if LISTED
 /* The block's steps, of those tiles alone. */
 __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
     const struct listed_tiles listed = count_listed(seen);

@@ -89,12 +89,10 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 enum { NARROW = 128 };
 
 /* The orders of blocks and keys and the tile plan take 35 us: measured at head dim 256, keys 1024 of 8 heads are slower
- * by a third than by mma.backward, 2048 faster by a sixth. Of all pairs that causal and window leave, at 400 TFLOPS. */
+ * by a third than by mma.backward, 2048 faster by a sixth. At 400 TFLOPS. */
 static int plan_costs_more(const fdm_problem *p) {
-    const double pairs =
-        (double)(p->batch * p->heads) * (double)p->seqlen_q * (double)p->seqlen_k * (gpu_bounded(p) ? 0.5 : 1);
     return p->has_intervals && !p->deterministic &&
-           pairs * (double)(6 * p->head_dim + 4 * p->head_dim_v) / 400e12 < 60e-6;
+           hopper_pairs(p) * (double)(6 * p->head_dim + 4 * p->head_dim_v) / 400e12 < 60e-6;
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {

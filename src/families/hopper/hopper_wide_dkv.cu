@@ -430,17 +430,17 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
         }
         fence_mbarrier_init();
     }
-#if LISTED
-    const struct key_block own = find_block(a, find_place(a, (int)blockIdx.x));
-#    if KEYED
-    list_keys(a, own, base + KEYS_OFFSET);
-    __syncthreads();
-    note_covered(base + KEYS_OFFSET, base + COVERED);
-    if (are_sorted(a))
-        gather_keys(a, own, base);
-#    endif
-    list_tiles(a, own, base + KEYS_OFFSET, base + SEEN_OFFSET);
-#endif
+    if (LISTED) {
+        const struct key_block own = find_block(a, find_place(a, (int)blockIdx.x));
+        if (KEYED) {
+            list_keys(a, own, base + KEYS_OFFSET);
+            __syncthreads();
+            note_covered(base + KEYS_OFFSET, base + COVERED);
+            if (are_sorted(a))
+                gather_keys(a, own, base);
+        }
+        list_tiles(a, own, base + KEYS_OFFSET, base + SEEN_OFFSET);
+    }
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == 0) {

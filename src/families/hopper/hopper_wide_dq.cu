@@ -105,17 +105,16 @@ __device__ __forceinline__ bool is_past_end(const struct hopper_backward_params 
 }
 
 /* Bits of tiles of keys at `seen`: of those that some row of the block sees, then for each warpgroup of those of which
- * something is hidden from some of its rows. */
-#if KEYED
-__device__ __forceinline__ void list_key_tiles(const struct hopper_backward_params &a, const struct row_block &r,
-                                               uint32_t seen) {
+ * something is hidden from some of its rows. By the tile plan; or by the mask, a warp a word. */
+__device__ __forceinline__ void list_planned_tiles(const struct hopper_backward_params &a, const struct row_block &r,
+                                                   uint32_t seen) {
     static_assert(TILE_PLAN_TILE == BLOCK_N && 2 * TILE_PLAN_TILE == BLOCK_M, "a warpgroup's rows are those of a tile");
     const struct tile_plan &plan = a.plan;
     const int row_tile = r.first_row / TILE_PLAN_TILE;
     const int64_t row = (int64_t)tile_plan_head(&plan, r.head, r.batch) * plan.row_tiles + row_tile;
     for (int word = threadIdx.x; word < SEEN_WORDS; word += THREADS) {
         uint32_t bits = 0;
-#    pragma unroll
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             const bool is_there = word < plan.key_words && row_tile + half < plan.row_tiles;
             const int64_t at = (row + half) * plan.key_words + word;
@@ -125,18 +124,17 @@ __device__ __forceinline__ void list_key_tiles(const struct hopper_backward_para
         st_shared_4(seen + word * 4, bits);
     }
 }
-#elif MASK
-__device__ __forceinline__ void list_key_tiles(const struct hopper_backward_params &a, const struct row_block &r,
-                                               uint32_t seen) {
+__device__ __forceinline__ void list_masked_tiles(const struct hopper_backward_params &a, const struct row_block &r,
+                                                  uint32_t seen) {
     const struct gpu_forward_params &in = a.in.in;
     const int lane = threadIdx.x % 32;
     const uint8_t *kinds = in.block_mask + r.batch * in.block_mask_batch + r.head / in.mask.group * in.block_mask_head +
                            r.first_row / HOPPER_WIDE_MASK * in.block_mask_row;
-#    pragma unroll 1
+#pragma unroll 1
     for (int word = threadIdx.x / 32; word < SEEN_WORDS; word += THREADS / 32) {
         const int tile = word * 32 + lane;
         uint32_t bits = 0;
-#    pragma unroll
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             const bool walked =
                 tile >= r.first_tile && tile < r.last_tile && r.first_row + half * HOPPER_WIDE_MASK < in.seqlen_q;
@@ -150,16 +148,16 @@ __device__ __forceinline__ void list_key_tiles(const struct hopper_backward_para
             st_shared_4(seen + word * 4, bits);
     }
 }
-#endif
+
 /* The rows of this block; LISTED: when its tiles are listed, by whole warps. */
 __device__ __forceinline__ struct row_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
     struct row_block r = find_rows(a, (int)blockIdx.x);
-#if LISTED
-    const struct listed_tiles listed = count_listed(base + SEEN_OFFSET);
-    r.first_tile = listed.first;
-    r.steps = listed.count;
-#endif
+    if (LISTED) {
+        const struct listed_tiles listed = count_listed(base + SEEN_OFFSET);
+        r.first_tile = listed.first;
+        r.steps = listed.count;
+    }
     return r;
 }
 
@@ -173,7 +171,6 @@ __device__ __forceinline__ void produce_rows(const struct hopper_backward_params
     load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, row, r.head, batch);
 }
 
-#if KEYED
 /* The rows of K or V whose numbers lanes 0-15 of a warp have, to the warp's 16 rows of a tile: a lane a chunk. */
 template <int chunks>
 __device__ __forceinline__ void gather_keys(uint32_t tile, const struct gpu_matrix &from, int columns, int batch,
@@ -181,7 +178,7 @@ __device__ __forceinline__ void gather_keys(uint32_t tile, const struct gpu_matr
     const int lane = (int)tid_x_reread() % 32, warp = (int)tid_x_reread() / 32;
     const char *of_head = row_address(from, batch, head, 0) + lane * 16;
     const uint32_t to = tile + lane / 8 * BLOCK_N * 128 + warp * 16 * 128;
-#    pragma unroll 1
+#pragma unroll 1
     for (int n = 0; n < 16; n++) {
         const int number = __shfl_sync(0xffffffff, key, n);
         const int bytes = number < seqlen_k ? min(max(columns - lane * 8, 0), 8) * 2 : 0;
@@ -197,7 +194,7 @@ __device__ __forceinline__ void produce_sorted(const struct hopper_backward_para
     if (thread == 0)
         produce_rows(a, r, base);
     int tile = r.first_tile;
-#    pragma unroll 1
+#pragma unroll 1
     for (int step = 0; step < r.steps; step++) {
         const int key = *sorted_keys(a, r.batch, kv_head, tile * BLOCK_N + thread / 32 * 16 + thread % 16);
         wait_empty<STAGES>(base + K_EMPTY, step);
@@ -213,7 +210,6 @@ __device__ __forceinline__ void produce_sorted(const struct hopper_backward_para
     }
     cp_async_wait<0>();
 }
-#endif
 
 __device__ __forceinline__ void produce(const struct hopper_backward_params &a, const struct row_block &r,
                                         uint32_t base) {
@@ -546,9 +542,10 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (VARLEN && is_past_end(a, find_rows(a, (int)blockIdx.x)))
         return;
-#if LISTED
-    list_key_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
-#endif
+    if (KEYED)
+        list_planned_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
+    else if (MASK)
+        list_masked_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
     if (threadIdx.x == 0) {
         mbarrier_init(base + ROWS_FULL, 1);
         const int loaders = are_sorted(a) ? 128 : 1;
@@ -567,12 +564,9 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
         if (LISTED || threadIdx.x == 0) {
             const struct row_block r = find_steps(a, base);
-#if KEYED
-            if (are_sorted(a))
+            if (KEYED && are_sorted(a))
                 produce_sorted(a, r, base);
-            else
-#endif
-                if (threadIdx.x == 0)
+            else if (threadIdx.x == 0)
                 produce(a, r, base);
         }
     } else {
