@@ -83,7 +83,7 @@ static void backward_takes_what_it_names(void **state) {
         {MASK, 8192, 128, 4, 16, "mma.backward", "", "of keys of their own"},
         {INTERVALS, 131072, 128, 16, 1, "hopper.backward", "", ""},
         {INTERVALS, 131073, 128, 16, 1, "mma.backward", "", "at most 131072 query rows"},
-        {INTERVALS, 8192, 136, 16, 1, "mma.backward", "", "head dims are at most 128"},
+        {INTERVALS, 8192, 136, 16, 1, "hopper.wide", "", "head dims are at most 128"},
         {BIAS | ROWS, 8192, 128, 4, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious", "2 of dO"},
         {MASK | ROWS, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious", "2 of dO"},
         {MASK | BIAS | ROWS, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R2_DS2_Spacious", "2 stages of Q"},
