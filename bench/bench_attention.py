@@ -226,23 +226,33 @@ def disturb() -> None:
 disturb.matrix = torch.ones(384, 384)  # type: ignore[attr-defined]
 
 
-def measure(cell: Cell, p: Problem, direction: str, names: List[str], iterations: int) -> Dict[str, List[float]]:
-    """Milliseconds per call of each contender, `iterations` samples each, taken in turns."""
-    actions = {name: action_of(name, cell, p, direction) for name in names}
+def measure(
+    actions: Dict[str, Callable[[], Any]],
+    iterations: int,
+    context_of: Callable[[str], Any] = lambda name: contextlib.nullcontext(),
+    disturbed: bool = False,
+) -> Dict[str, List[float]]:
+    """Milliseconds per call of each action, `iterations` samples each, taken in turns."""
     calls = {}
-    with torch.set_grad_enabled(direction == "backward"):
-        for name, action in actions.items():
-            with contender(name)[1]():
-                first = min(seconds_of(action, 1) for _ in range(2))
-            calls[name] = 1 if cell.mode != "alone" else max(1, math.ceil(SAMPLE_SECONDS / max(first, 1e-7)))
-        samples: Dict[str, List[float]] = {name: [] for name in names}
-        for turn in range(iterations):
-            for name in names if turn % 2 == 0 else reversed(names):
-                if cell.mode != "alone":
-                    disturb()
-                with contender(name)[1]():
-                    samples[name].append(1e3 * seconds_of(actions[name], calls[name]))
+    for name, action in actions.items():
+        with context_of(name):
+            first = min(seconds_of(action, 1) for _ in range(2))
+        calls[name] = 1 if disturbed else max(1, math.ceil(SAMPLE_SECONDS / max(first, 1e-7)))
+    samples: Dict[str, List[float]] = {name: [] for name in actions}
+    for turn in range(iterations):
+        for name in actions if turn % 2 == 0 else reversed(actions):
+            if disturbed:
+                disturb()
+            with context_of(name):
+                samples[name].append(1e3 * seconds_of(actions[name], calls[name]))
     return samples
+
+
+def measured(cell: Cell, p: Problem, direction: str, names: List[str], iterations: int) -> Dict[str, List[float]]:
+    """measure() of a pass by each contender."""
+    actions = {name: action_of(name, cell, p, direction) for name in names}
+    with torch.set_grad_enabled(direction == "backward"):
+        return measure(actions, iterations, lambda name: contender(name)[1](), cell.mode != "alone")
 
 
 def summary(samples: List[float]) -> Dict[str, float]:
@@ -252,8 +262,9 @@ def summary(samples: List[float]) -> Dict[str, float]:
 
 
 def flops_of(cell: Cell, p: Problem, direction: str) -> Tuple[float, float]:
-    """Nominal (4 B H Sq Sk D, halved when causal) and useful (visible pairs only); backward counts 2.5 times."""
-    factor = 4.0 * cell.D * (2.5 if direction == "backward" else 1.0)
+    """Nominal (4 B H Sq Sk D, halved when causal) and useful (visible pairs only); a backward counts 2.5
+    times, a step is a forward and a backward."""
+    factor = 4.0 * cell.D * {"forward": 1.0, "backward": 2.5, "step": 3.5}[direction]
     nominal = cell.B * cell.H * cell.Sq * cell.Sk * (0.5 if cell.causal and cell.Sq > 1 else 1.0)
     return factor * nominal, factor * p.visible_pairs
 
@@ -302,21 +313,32 @@ def exact_rows(cell: Cell, p: Problem, rows: torch.Tensor) -> Dict[str, torch.Te
     return {"forward": out.detach(), "backward": dq}
 
 
-def check(cell: Cell, p: Problem, direction: str, names: List[str]) -> Dict[str, float]:
-    """Largest error of out or dq against float64, on a few rows, relative to the largest value. Rows that see no key are
+class Errors:
+    """Largest errors of out or dq against float64, on a few rows, relative to the largest value. Rows that see no key are
     left out: PyTorch gives NaN there."""
-    rows = torch.linspace(0, cell.Sq - 1, min(8, cell.Sq)).long()
-    expected = exact_rows(cell, p, rows)[direction]
-    known = torch.isfinite(expected)
-    # A gradient may be zero throughout: rows with one visible key have none.
-    size = expected[known].abs().max().clamp(min=1e-3)
-    errors = {}
+
+    def __init__(self, cell: Cell, p: Problem, direction: str) -> None:
+        self.rows = torch.linspace(0, cell.Sq - 1, min(8, cell.Sq)).long()
+        self.expected = exact_rows(cell, p, self.rows)[direction]
+        self.known = torch.isfinite(self.expected)
+        # A gradient may be zero throughout: rows with one visible key have none.
+        self.size = self.expected[self.known].abs().max().clamp(min=1e-3)
+
+    def of(self, actual: torch.Tensor) -> float:
+        """Of [B, H, Sq, D]."""
+        rows = actual[:, :, self.rows].double()
+        return ((rows[self.known] - self.expected[self.known]).abs().max() / self.size).item()
+
+
+def check(cell: Cell, p: Problem, direction: str, names: List[str]) -> Dict[str, float]:
+    """The errors of each contender."""
+    errors = Errors(cell, p, direction)
+    found = {}
     for name in names:
         with torch.set_grad_enabled(direction == "backward"), contender(name)[1]():
             actual = action_of(name, cell, p, direction)()
-        actual = (actual[0] if direction == "backward" else actual)[:, :, rows].double()
-        errors[name] = ((actual[known] - expected[known]).abs().max() / size).item()
-    return errors
+        found[name] = errors.of(actual[0] if direction == "backward" else actual)
+    return found
 
 
 # ---- overhead --------------------------------------------------------------------------------------------------------
@@ -444,13 +466,12 @@ def print_row(record: Dict[str, Any]) -> None:
 def print_means(records: List[Dict[str, Any]]) -> Dict[str, float]:
     """Geometric means of the speedups over each peer, over the cells it ran."""
     means = {}
-    for direction in ("forward", "backward"):
+    for direction in dict.fromkeys(record["pass"] for record in records):
         rows = [record["results"] for record in records if record["pass"] == direction]
-        for peer in PEERS:
+        for peer in dict.fromkeys(name for row in rows for name in row if name not in (OURS, READ)):
             chosen = [row[peer]["speedup_of_ours"] for row in rows if peer in row]
-            if chosen:
-                means[f"{direction} over {peer}"] = mean = geometric_mean(chosen)
-                print(f"geometric mean, {direction} over {peer}, {len(chosen)} cells: x{mean:.2f}")
+            means[f"{direction} over {peer}"] = mean = geometric_mean(chosen)
+            print(f"geometric mean, {direction} over {peer}, {len(chosen)} cells: x{mean:.2f}")
     return means
 
 
@@ -474,7 +495,7 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> List[Dict[str, Any]]:
         for direction in ("forward", "backward") if options.direction == "both" else (options.direction,):
             if direction == "backward" and cell.Sq == 1:
                 continue
-            record = result_of(cell, p, direction, measure(cell, p, direction, names, options.iters))
+            record = result_of(cell, p, direction, measured(cell, p, direction, names, options.iters))
             if options.check:
                 compared = [name for name in names if name != READ]
                 record["error_against_float64"] = check(cell, p, direction, compared)
@@ -487,6 +508,7 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda has options of its own (cpu)")
     parser.add_argument("--mask-grid", action="store_true", help="masks of contiguous runs on a CUDA device, beside peers")
+    parser.add_argument("--jax", action="store_true", help="in JAX, beside jax.nn.dot_product_attention, on JAX's device")
     parser.add_argument("--B", type=int, nargs="+", default=[1], help="batches (1)")
     parser.add_argument("--H", type=int, nargs="+", help="query heads (512 / D)")
     parser.add_argument("--Hkv", type=int, help="key and value heads (H)")
@@ -516,6 +538,10 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     check_writable(parser, options.json, options.csv)
     if options.bias_gradient and not options.pair_bias:
         parser.error("--bias-gradient needs --pair-bias: it is that bias whose gradient is wanted")
+    if options.jax and (options.peer or options.threads or options.sweep or options.mode != "alone"):
+        parser.error("--jax goes with no --peer, --threads, --sweep or --mode")
+    if options.jax and options.bias_gradient:
+        parser.error("--jax measures no gradient of a bias")
     if options.cpu_time and options.threads != [1]:
         parser.error("--cpu-time needs --threads 1: the other threads' time is not counted")
     return options
@@ -537,9 +563,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
         report["overhead_us"] = overhead()
     else:
         kinds = {kind: sweep(kind, options) for kind in options.sweep} if options.sweep else {"grid": grid(options)}
+        run = run_cell
+        if options.jax:
+            import bench_jax
+
+            report["versions"] |= bench_jax.VERSIONS
+            run = bench_jax.run_cell
         records = []
         for kind, cells in kinds.items():
-            records += [{"kind": kind, **record} for cell in cells for record in run_cell(cell, options)]
+            records += [{"kind": kind, **record} for cell in cells for record in run(cell, options)]
         report["geometric_means"] = print_means(records)
         report["records"] = records
         if options.csv:

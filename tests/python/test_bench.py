@@ -26,6 +26,25 @@ def test_grid(extra, tmp_path, capsys):
     assert "geometric mean, forward over sdpa-flash" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("extra", [[], ["--topk", "5"], ["--mask", "0.3", "--bias"], ["--decode"]])
+def test_jax_beside_its_own_attention(extra, tmp_path, capsys):
+    pytest.importorskip("jax")
+    path = tmp_path / "report.json"
+    assert bench.main([*TINY, "--jax", *extra, "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert "jax" in report["versions"]
+    assert {record["pass"] for record in report["records"]} == ({"forward"} if "--decode" in extra else {"forward", "step"})
+    for record in report["records"]:
+        errors = record["error_against_float64"]
+        assert set(record["results"]) == set(errors) >= {"flash-dmattn", "jax-xla"}
+        assert errors["flash-dmattn"] < 1e-4
+        assert not errors["jax-xla"] >= 1e-4  # NaN where a row of a random mask sees no key
+    assert "geometric mean, forward over jax-xla" in capsys.readouterr().out
+    for wrong in (["--threads", "1"], ["--pair-bias", "--bias-gradient"]):
+        with pytest.raises(SystemExit):
+            bench.main(["--jax", *wrong])
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("option", ["--json", "--csv"])
 def test_files_that_cannot_be_written_are_known_before_the_work(device, option, tmp_path, capsys):
