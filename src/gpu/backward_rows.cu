@@ -242,8 +242,8 @@ __device__ __forceinline__ void join_sink(const struct gpu_backward_params &a, c
     }
 }
 
-/* Left to itself the assembler takes 48 registers from 10.0 on, and spills; on 8.0 and 9.0 it takes 96 for packed rows of
- * 192 and 224 columns beside a bias. Sinks need more before 9.0. */
+/* Left to itself the assembler takes 48 registers from 10.0 on, and spills; on 8.0 and 9.0 it takes 96 for packed rows
+ * of 192 and 224 columns beside a bias. Sinks need more before 9.0. */
 #if (SINKS && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1000 || \
     ((__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) && VARLEN && BIAS && HEAD_DIM_V > 128 && HEAD_DIM_V < 256)
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS, 1)
