@@ -541,6 +541,19 @@ FDM_API fdm_status fdm_window_intervals(int64_t seqlen_q, int32_t causal, int64_
 /* Prefix LM: keys below `prefix` are visible to every row, the others causally. */
 FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_tensor *start, fdm_tensor *end,
                                         void *stream);
+/* Rules that hold at once: a row sees a key where all that are given let it. Each may be NULL; all are int32. */
+typedef struct fdm_key_rules {
+    uint32_t struct_bytes;                           /* sizeof(fdm_key_rules) */
+    const fdm_tensor *document_ids;                  /* [B|1, Sk], rising, Sq = Sk: keys of the row's own document */
+    const fdm_tensor *prefix_lengths;                /* [B|1]: keys below it, and the others causally */
+    const fdm_tensor *window_sizes;                  /* [h|1, 2]: (left, right) of each head, -1 = unbounded */
+    const fdm_tensor *interval_start, *interval_end; /* [B|1, h|1, Sk], packed [h|1, total_k] */
+    const fdm_tensor *cu_seqlens_q, *cu_seqlens_k;   /* [B + 1]: packed; without document_ids */
+} fdm_key_rules;
+/* start, end [B, h, Sk], packed [h, total_k], written for h heads. Packed: seqlen_q is ignored, and keys of no sequence
+ * are seen by no row. On CUDA devices, by one kernel, the values of rules are not checked: ids must not fall. */
+FDM_API fdm_status fdm_rule_intervals(const fdm_key_rules *rules, int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end,
+                                      void *stream);
 /* A dense bool mask [B, h, Sq, Sk] as intervals. *exact, on the mask's device, becomes 0 when some key's rows are not
  * one interval, else another number; with 0 start and end are unwritten on the CPU and without meaning on CUDA
  * devices. */

@@ -2,9 +2,11 @@
  * CUDA devices. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/struct_bytes.h"
 #include "gpu/masks/intervals_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "problem/key_intervals.h"
+#include "problem/key_rules.h"
 #include "problem/tensor.h"
 
 /* ---- checks ---- */
@@ -163,6 +165,23 @@ fdm_status fdm_document_intervals(const fdm_tensor *cu_seqlens, int32_t causal, 
     if ((status = check_offsets(offsets, stride, num_documents, start->shape[2])))
         return status;
     intervals_of_documents(offsets, stride, num_documents, causal, start, end);
+    return FDM_OK;
+}
+
+/* ---- several rules at once ---- */
+
+fdm_status fdm_rule_intervals(const fdm_key_rules *rules, int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end,
+                              void *stream) {
+    fdm_key_rules room;
+    struct key_rules resolved;
+    if (!(rules = STRUCT_READ(fdm_key_rules, rules, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    const fdm_status status = key_rules_resolve(rules, seqlen_q, start, end, &resolved);
+    if (status)
+        return status;
+    if (start->device.type == FDM_CUDA)
+        return key_rules_on_device(&resolved, start, end, stream);
+    key_rules_on_cpu(&resolved, start, end);
     return FDM_OK;
 }
 

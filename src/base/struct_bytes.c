@@ -19,6 +19,7 @@ ENDS_WITH(fdm_plan, reason);
 ENDS_WITH(fdm_kernel_info, device_type);
 ENDS_WITH(fdm_launch, executor);
 ENDS_WITH(fdm_kernel_resources, shared_bytes);
+ENDS_WITH(fdm_key_rules, cu_seqlens_k);
 ENDS_WITH(fdm_topk_slots, v);
 ENDS_WITH(fdm_setting_info, value);
 ENDS_WITH(fdm_cache_info, ignored);

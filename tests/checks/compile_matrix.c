@@ -474,6 +474,8 @@ static void add_masks(const char *arch) {
     }
     interval_rules_request(&request);
     add_job(arch, &request);
+    key_rules_request(&request);
+    add_job(arch, &request);
     intervals_from_mask_request(&request);
     add_job(arch, &request);
     for (int32_t backward = 0; backward < 2; backward++) {

@@ -65,6 +65,7 @@ enum builder {
     WINDOW,
     PREFIX,
     DOCUMENTS,
+    RULES,
     TO_MASK,
     CREATE,
     BLOCKS,
@@ -79,13 +80,15 @@ enum builder {
 static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     const fdm_topk_slots slots = {sizeof slots, &m->key, &m->slot_bias, &m->length, NULL, NULL};
     fdm_tensor token = tensor_of(m, 2, m->token, FDM_FLOAT32), rows = tensor_of(m, 4, m->rows, FDM_FLOAT32);
-    fdm_tensor blocks = tensor_of(m, 4, m->blocks, FDM_BOOL);
+    fdm_tensor blocks = tensor_of(m, 4, m->blocks, FDM_BOOL), prefixes = tensor_of(m, 1, m->pair, FDM_INT32);
+    const fdm_key_rules rules = {.struct_bytes = sizeof rules, .prefix_lengths = &prefixes};
     fdm_tensor dt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), a = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32);
     fdm_tensor ddt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), da = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32);
     switch (builder) {
     case TOPK: return fdm_topk_intervals(&m->bias, NULL, SLOTS, m->keys, &m->start, &m->end, m->memory, MEMORY, stream);
     case WINDOW: return fdm_window_intervals(50, 1, 8, -1, &m->start, &m->end, stream);
     case PREFIX: return fdm_prefix_intervals(50, 8, &m->start, &m->end, stream);
+    case RULES: return fdm_rule_intervals(&rules, 50, &m->start, &m->end, stream);
     case DOCUMENTS: return fdm_document_intervals(&m->cu_seqlens, 1, &m->start, &m->end, stream);
     case TO_MASK: return fdm_intervals_to_mask(&m->start, &m->end, &m->mask, stream);
     case CREATE: return fdm_create_mask(&rows, NULL, SLOTS, -1, 1, &m->mask, stream);
@@ -117,6 +120,7 @@ static void launches(void) {
     static const char *const topk[] = {"topk_threshold", "topk_carry", "topk_threshold", "topk_resolve"};
     static const char *const few[] = {"topk_threshold", "topk_resolve"};
     static const char *const rules[] = {"interval_rules"}, *const runs[] = {"intervals_from_mask"};
+    static const char *const joined[] = {"key_rules"};
     static const char *const dense[][1] = {{"intervals_to_mask"}, {"create_mask"}, {"block_mask"}};
     static const char *const key_bias[] = {"key_bias"}, *const backward[] = {"key_bias_backward"};
     static const char *const fill[] = {"topk_fill"}, *const append[] = {"topk_append"};
@@ -132,7 +136,8 @@ static void launches(void) {
     assert_launched(&m, TOPK, 2, few, (int64_t[]){8 * HEADS, 8 * HEADS});
     for (enum builder n = WINDOW; n <= DOCUMENTS; n++)
         assert_launched(&m, n, 1, rules, (int64_t[]){4});
-    assert_launched(&m, TO_MASK, 1, dense[0], (int64_t[]){HEADS}); /* 1024 keys and 64 rows a block */
+    assert_launched(&m, RULES, 1, joined, (int64_t[]){(1000 * HEADS + 255) / 256}); /* a key of a head a thread */
+    assert_launched(&m, TO_MASK, 1, dense[0], (int64_t[]){HEADS});                  /* 1024 keys and 64 rows a block */
     assert_launched(&m, CREATE, 1, dense[1], (int64_t[]){50 * HEADS});
     assert_launched(&m, BLOCKS, 1, dense[2], (int64_t[]){8 * 4 * HEADS}); /* four tiles of keys a block */
     assert_launched(&m, FROM_MASK, 1, runs, (int64_t[]){32 * HEADS});

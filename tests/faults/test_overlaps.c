@@ -100,6 +100,10 @@ struct entry {
 static fdm_status run_windows(fdm_tensor *const *t) { return fdm_window_intervals(S, 1, 3, -1, t[0], t[1], NULL); }
 static fdm_status run_prefix(fdm_tensor *const *t) { return fdm_prefix_intervals(S, 3, t[0], t[1], NULL); }
 static fdm_status run_documents(fdm_tensor *const *t) { return fdm_document_intervals(t[0], 1, t[1], t[2], NULL); }
+static fdm_status run_rules(fdm_tensor *const *t) {
+    const fdm_key_rules rules = {.struct_bytes = sizeof rules, .interval_start = t[0], .interval_end = t[1]};
+    return fdm_rule_intervals(&rules, S, t[2], t[3], NULL);
+}
 static fdm_status run_topk(fdm_tensor *const *t) {
     return fdm_topk_intervals(t[0], t[1], W, S, t[2], t[3], NULL, 0, NULL);
 }
@@ -193,6 +197,11 @@ static const struct entry entries[] = {
      FDM_CPU,
      3,
      {{"cu_seqlens", OFFSETS, NULL}, {"start", KEYS, ""}, {"end", KEYS, ""}}},
+    {"fdm_rule_intervals",
+     run_rules,
+     FDM_CPU,
+     4,
+     {{"interval_start", KEYS, NULL}, {"interval_end", KEYS, NULL}, {"start", KEYS, ""}, {"end", KEYS, ""}}},
     {"fdm_topk_intervals",
      run_topk,
      FDM_CPU,

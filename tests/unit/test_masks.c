@@ -265,6 +265,58 @@ static void documents_and_prefixes(void **state) {
             assert_int_equal(start[j] <= i && i < end[j], j < 3 || j <= i + 2);
 }
 
+static void assert_refused(fdm_status status, const char *words) {
+    assert_int_equal(status, FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), words));
+}
+
+/* Documents, prefixes, windows and intervals at once, and what is refused. fdm-checks masks interval draws them. */
+static void rules_hold_at_once(void **state) {
+    (void)state;
+    int32_t start[12], end[12], ids[6] = {-3, -3, 0, 0, 0, 7}, prefixes[2] = {0, 4}, windows[4] = {1, -1, -1, 0};
+    int64_t one_row[2] = {1, 6}, two = 2, pairs[2] = {2, 2}, rows[3] = {1, 2, 6};
+    fdm_tensor first = tensor_of(start, 3, rows, FDM_INT32), last = tensor_of(end, 3, rows, FDM_INT32);
+    fdm_tensor documents = tensor_of(ids, 2, one_row, FDM_INT32), window = tensor_of(windows, 2, pairs, FDM_INT32);
+    fdm_tensor prefix = tensor_of(prefixes + 1, 1, &(int64_t){1}, FDM_INT32);
+    fdm_key_rules rules = {
+        .struct_bytes = sizeof rules, .document_ids = &documents, .prefix_lengths = &prefix, .window_sizes = &window};
+    assert_int_equal(fdm_rule_intervals(&rules, 6, &first, &last, NULL), FDM_OK);
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 6; i++)
+            for (int j = 0; j < 6; j++)
+                assert_int_equal(start[6 * h + j] <= i && i < end[6 * h + j],
+                                 ids[i] == ids[j] && (j < 4 || j <= i) && (h ? j <= i : j >= i - 1));
+    fdm_tensor many = tensor_of(prefixes, 1, &two, FDM_INT32);
+    rules.prefix_lengths = &many;
+    assert_refused(fdm_rule_intervals(&rules, 6, &first, &last, NULL), "prefix_lengths has shape [2]; it must be [1]");
+    rules.prefix_lengths = NULL;
+    assert_refused(fdm_rule_intervals(&rules, 5, &first, &last, NULL), "seqlen_q is 5 and there are 6 keys");
+    ids[4] = -1;
+    assert_refused(fdm_rule_intervals(&rules, 6, &first, &last, NULL),
+                   "document_ids fall from 0 to -1 at index [0, 4]");
+    rules.document_ids = NULL;
+    windows[2] = -2;
+    assert_refused(fdm_rule_intervals(&rules, 6, &first, &last, NULL), "window_sizes holds -2");
+    rules.window_sizes = NULL;
+    rules.interval_end = &documents;
+    assert_refused(fdm_rule_intervals(&rules, 6, &first, &last, NULL), "interval_start is missing");
+    rules.interval_end = NULL;
+    rules.cu_seqlens_q = &many;
+    assert_refused(fdm_rule_intervals(&rules, 6, &first, &last, NULL), "start has 3 axes; it needs 2");
+    fdm_tensor packed[2] = {first, last};
+    packed[0].shape = packed[1].shape = rows + 1;
+    packed[0].ndim = packed[1].ndim = 2;
+    assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL), "cu_seqlens_k is missing");
+    rules.cu_seqlens_k = &many;
+    prefixes[1] = 9;
+    assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL), "cu_seqlens_k holds 9 at index 1");
+    prefixes[1] = 4;
+    rules.document_ids = &documents;
+    assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL), "document_ids are given beside");
+    assert_refused(fdm_rule_intervals(NULL, 6, &first, &last, NULL), "rules is NULL");
+    assert_refused(fdm_rule_intervals(&rules, 6, NULL, &last, NULL), "start is NULL");
+}
+
 static void dense_masks_are_detected_exactly(void **state) {
     (void)state;
     uint8_t mask[5 * 5];
@@ -354,6 +406,7 @@ int main(void) {
         cmocka_unit_test(key_biases_refuse_bad_input),
         cmocka_unit_test(windows_are_exact),
         cmocka_unit_test(documents_and_prefixes),
+        cmocka_unit_test(rules_hold_at_once),
         cmocka_unit_test(dense_masks_are_detected_exactly),
         cmocka_unit_test(visible_pairs_are_counted),
     };

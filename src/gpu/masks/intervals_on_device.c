@@ -1,14 +1,20 @@
-/* intervals_on_device.c: the parameters and launches of interval_rules.cu and intervals_from_mask.cu. */
+/* intervals_on_device.c: the parameters and launches of interval_rules.cu, key_rules.cu and intervals_from_mask.cu. */
 #include "gpu/masks/intervals_on_device.h"
 
 #include "base/error.h"
 #include "gpu/masks/interval_params.h"
+#include "gpu/masks/key_rules_params.h"
 #include "gpu/masks/topk_on_device.h"
 #include "problem/tensor.h"
 
 void interval_rules_request(struct cuda_kernel_request *request) {
     *request = (struct cuda_kernel_request){
         .file = "gpu/masks/interval_rules.cu", .entry = "interval_rules", .threads = INTERVAL_THREADS};
+}
+
+void key_rules_request(struct cuda_kernel_request *request) {
+    *request = (struct cuda_kernel_request){
+        .file = "gpu/masks/key_rules.cu", .entry = "key_rules", .threads = KEY_RULES_THREADS};
 }
 
 void intervals_from_mask_request(struct cuda_kernel_request *request) {
@@ -58,6 +64,44 @@ fdm_status documents_on_device(const fdm_tensor *cu_seqlens, int32_t causal, con
                                      .num_documents = cu_seqlens->shape[0] - 1,
                                      .causal = causal != 0};
     return launch_rules(&params, start, end, stream);
+}
+
+static struct key_rule rule_of(struct key_rule_view view) {
+    return (struct key_rule){view.data, view.batch, view.head, view.key};
+}
+
+/* start or end: [B, h, Sk], packed [h, total_k]. */
+static struct topk_tensor written(const fdm_tensor *t) {
+    const int32_t packed = t->ndim == 2;
+    return (struct topk_tensor){(int32_t *)(void *)tensor_data(t), packed ? 0 : tensor_stride(t, 0),
+                                tensor_stride(t, 1 - packed), tensor_stride(t, 2 - packed)};
+}
+
+fdm_status key_rules_on_device(const struct key_rules *r, const fdm_tensor *start, const fdm_tensor *end,
+                               void *stream) {
+    const int64_t rows = r->cu_seqlens_k ? r->heads : r->batch * r->heads;
+    if (rows == 0 || r->keys == 0)
+        return FDM_OK;
+    if (rows > INT32_MAX)
+        return error_set(FDM_ERROR_UNSUPPORTED, "start has %lld heads; fewer than 2^31 are taken", (long long)rows);
+    const struct key_rules_params params = {.ids = rule_of(r->ids),
+                                            .prefixes = rule_of(r->prefixes),
+                                            .windows = rule_of(r->windows),
+                                            .given_start = rule_of(r->start),
+                                            .given_end = rule_of(r->end),
+                                            .cu_seqlens_q = r->cu_seqlens_q,
+                                            .cu_seqlens_k = r->cu_seqlens_k,
+                                            .start = written(start),
+                                            .end = written(end),
+                                            .seqlen_q = (int32_t)r->seqlen_q,
+                                            .batch = (int32_t)r->batch,
+                                            .heads = (int32_t)r->heads,
+                                            .keys = (int32_t)r->keys,
+                                            .rows = (int32_t)rows};
+    struct cuda_kernel_request request;
+    key_rules_request(&request);
+    return launch(&request, start->device.index, (rows * r->keys + KEY_RULES_THREADS - 1) / KEY_RULES_THREADS, &params,
+                  sizeof params, stream);
 }
 
 fdm_status runs_on_device(const fdm_tensor *mask, const fdm_tensor *start, const fdm_tensor *end, int32_t *exact,
