@@ -546,12 +546,12 @@ typedef struct fdm_key_rules {
     uint32_t struct_bytes;                           /* sizeof(fdm_key_rules) */
     const fdm_tensor *document_ids;                  /* [B|1, Sk], rising, Sq = Sk: keys of the row's own document */
     const fdm_tensor *prefix_lengths;                /* [B|1]: keys below it, and the others causally */
-    const fdm_tensor *window_sizes;                  /* [h|1, 2]: (left, right) of each head, -1 = unbounded */
-    const fdm_tensor *interval_start, *interval_end; /* [B|1, h|1, Sk], packed [h|1, total_k] */
+    const fdm_tensor *window_sizes;                  /* [n, 2]: (left, right) of each head, -1 = unbounded */
+    const fdm_tensor *interval_start, *interval_end; /* [B|1, n, Sk], packed [n, total_k] */
     const fdm_tensor *cu_seqlens_q, *cu_seqlens_k;   /* [B + 1]: packed; without document_ids */
 } fdm_key_rules;
-/* start, end [B, h, Sk], packed [h, total_k], written for h heads. Packed: seqlen_q is ignored, and keys of no sequence
- * are seen by no row. On CUDA devices, by one kernel, the values of rules are not checked: ids must not fall. */
+/* start, end [B, h, Sk], packed [h, total_k], written; h is a multiple of each n, and head i reads a rule's head
+ * i / (h / n). Packed: seqlen_q is ignored, and no row sees keys of no sequence. On CUDA devices, by one kernel, the values of rules are not checked: ids must not fall. */
 FDM_API fdm_status fdm_rule_intervals(const fdm_key_rules *rules, int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end,
                                       void *stream);
 /* A dense bool mask [B, h, Sq, Sk] as intervals. *exact, on the mask's device, becomes 0 when some key's rows are not

@@ -344,6 +344,14 @@ def interval_pair(key_intervals: Any, q: Any, max_seqlen_q: int = 0) -> Tuple[An
     return key_intervals[0], key_intervals[1]
 
 
+def refuse_causal_prefixes(prefix_lengths: Any, is_causal: Any) -> None:
+    if prefix_lengths is not None and is_causal:
+        raise ValueError(
+            "prefix_lengths are given beside is_causal, which hides their prefixes: leave it out; keys past the prefix "
+            "are causal without it"
+        )
+
+
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 def check_layout(tensor: Any, name: str) -> None:

@@ -29,6 +29,7 @@ from ._arguments import (
 )
 from ._device_arrays import CPU, CUDA, Device, device_of, dlpack_stream, handle_of, lender_of, say
 from ._fields import POSITION
+from ._key_rules import joined
 
 _DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
 
@@ -246,8 +247,10 @@ def attention(
     softcap: Optional[float] = None,
     deterministic: Optional[bool] = None,
     *,
-    window_size: Sequence[Optional[int]] = NO_WINDOW,
+    window_size: Any = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
+    document_ids: Any = None,
+    prefix_lengths: Any = None,
     sink: Any = None,
     lse_without_sink: bool = False,
     cu_seqlens_q: Any = None,
@@ -291,6 +294,8 @@ def attention(
             {
                 "window_size": window_size,
                 "key_intervals": key_intervals,
+                "document_ids": document_ids,
+                "prefix_lengths": prefix_lengths,
                 "sink": sink,
                 "lse_without_sink": lse_without_sink,
                 "return_lse": return_lse,
@@ -300,6 +305,8 @@ def attention(
             handle_of(stream),
         )
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
+    rules, offsets = (document_ids, prefix_lengths), (cu_seqlens_q, cu_seqlens_k)
+    key_intervals, window_size = joined(key_intervals, window_size, rules, is_causal, q, k, offsets)
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
     )
@@ -337,8 +344,10 @@ def attention_backward(
     softcap: Optional[float] = None,
     deterministic: Optional[bool] = None,
     *,
-    window_size: Sequence[Optional[int]] = NO_WINDOW,
+    window_size: Any = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
+    document_ids: Any = None,
+    prefix_lengths: Any = None,
     sink: Any = None,
     lse_without_sink: bool = False,
     cu_seqlens_q: Any = None,
@@ -376,6 +385,8 @@ def attention_backward(
     if others:
         refuse_keywords("attention_backward", others)
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
+    rules, offsets = (document_ids, prefix_lengths), (cu_seqlens_q, cu_seqlens_k)
+    key_intervals, window_size = joined(key_intervals, window_size, rules, is_causal, q, k, offsets)
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
     )
@@ -425,6 +436,8 @@ def _attention_on_torch(
     with _torch.on_stream(q.device, handle):
         if packing[0] is None:
             return _torch.flash_dmattn_func(*positional, **options)
+        if options.pop("document_ids") is not None:
+            raise ValueError("document_ids are given beside cu_seqlens, which say the documents")
         return _torch.flash_dmattn_varlen_func(
             q, k, v, *packing, softmax_scale=rest[0], is_causal=rest[1], softcap=rest[2], deterministic=rest[3],
             attn_mask=mask, attn_bias=bias, **options,

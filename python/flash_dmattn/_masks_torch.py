@@ -118,6 +118,25 @@ def _document_outputs(cu_seqlens: Tensor, causal: bool, seqlen: int) -> Pair:
 _define_filled("document_intervals", "Tensor cu_seqlens, bool causal, SymInt seqlen", _documents, _document_outputs)
 
 
+def _rules(*given: Any) -> None:
+    *rules, rows, shape, pair = given
+    _native.rule_intervals(*map(native_view, rules), *map(native_view, pair), rows, stream_of(pair[0]))
+
+
+def _rule_outputs(*given: Any) -> Pair:
+    *rules, _, shape = given
+    return _beside(next(rule for rule in rules if rule is not None), tuple(shape))
+
+
+_RULES = "document_ids prefix_lengths window_sizes interval_start interval_end cu_seqlens_q cu_seqlens_k"
+_define_filled(
+    "rule_intervals",
+    ", ".join(f"Tensor? {rule}" for rule in _RULES.split()) + ", SymInt seqlen_q, SymInt[] shape",
+    _rules,
+    _rule_outputs,
+)
+
+
 # ---- dense masks -----------------------------------------------------------------------------------------------------
 
 

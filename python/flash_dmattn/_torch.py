@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from ._arguments import (
     with_layout_hint,
 )
 from ._device_arrays import on_torch_stream
+from ._key_rules import joined
 from ._fields import BACKWARD, FORWARD, INPUTS, POSITION, RESULTS, SAVED, SETTING, SOURCES, TRACED
 from ._operators import (
     NO_FORWARD_MODE,
@@ -373,8 +374,10 @@ def flash_dmattn_func(
     deterministic: Optional[bool] = None,
     return_attn_probs: Optional[bool] = None,
     *,
-    window_size: Sequence[Optional[int]] = NO_WINDOW,
+    window_size: Union[Sequence[Optional[int]], Tensor] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    document_ids: Optional[Tensor] = None,
+    prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     lse_without_sink: bool = False,
     return_lse: bool = False,
@@ -399,9 +402,14 @@ def flash_dmattn_func(
         softcap: scores become softcap * tanh(score / softcap); default 0 = none.
         deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU.
         return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk] (allocates them; no gradient).
-        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded.
+        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded. Or int32
+            [H|Hkv, 2], on query's device: that of each head.
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
             masks.KeyIntervals that was made for another number of rows is refused.
+        document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document.
+        prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. These two
+            and an array of windows become key intervals by masks.rule_intervals; where several calls have the same,
+            make them once.
         sink: [H] or [n, H], float32, float16 or bfloat16: learned logits that join the sum of each row of their head and
             have no value, so that a row of probabilities adds up to less than 1. Its gradient has its shape and dtype.
         lse_without_sink: lse is the logarithm of the sum over keys alone, as `merge` takes it; out is the same.
@@ -422,6 +430,15 @@ def flash_dmattn_func(
     if others:
         refuse_keywords("flash_dmattn_func", others)
     num_results = num_results_of(return_lse, return_lse_low, return_attn_probs)
+    if document_ids is not None or prefix_lengths is not None or isinstance(window_size, Tensor):
+        rules = document_ids, prefix_lengths
+        if getattr(query, "is_nested", False):
+            raise NotImplementedError(
+                "document_ids, prefix_lengths and windows of each head are not taken beside nested tensors; "
+                "flash_dmattn_varlen_func takes the last two"
+            )
+        _check_kinds((query, key, value), 4)
+        key_intervals, window_size = joined(key_intervals, window_size, rules, is_causal, query, key)
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, lse_without_sink=lse_without_sink
     )
@@ -480,8 +497,9 @@ def flash_dmattn_varlen_func(
     *,
     attn_mask: Optional[Tensor] = None,
     attn_bias: Optional[Tensor] = None,
-    window_size: Sequence[Optional[int]] = NO_WINDOW,
+    window_size: Union[Sequence[Optional[int]], Tensor] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     lse_without_sink: bool = False,
     return_lse: bool = False,
@@ -512,6 +530,11 @@ def flash_dmattn_varlen_func(
     if flag_of(return_attn_probs, "return_attn_probs"):
         raise ValueError("return_attn_probs is for flash_dmattn_func; packed sequences have no probabilities tensor")
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
+    offsets = cu_seqlens_q, cu_seqlens_k
+    if prefix_lengths is not None or isinstance(window_size, Tensor):
+        _check_kinds((query, key, value), 3)
+        rules = None, prefix_lengths
+        key_intervals, window_size = joined(key_intervals, window_size, rules, is_causal, query, key, offsets)
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
     )
@@ -522,7 +545,6 @@ def flash_dmattn_varlen_func(
             kind = f"{each.dtype}, of shape {list(each.shape)}" if isinstance(each, Tensor) else said(each)
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
-    offsets = cu_seqlens_q, cu_seqlens_k
     return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, settings, num_results)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 try:
     import jax
@@ -29,6 +29,7 @@ from ._arguments import (
     check_axes,
     dense_extents,
     interval_pair,
+    refuse_causal_prefixes,
     mask_with_four_axes,
     settings_of,
 )
@@ -124,6 +125,50 @@ def _attend_backward(settings: Settings, wants_lse: bool, saved: Tuple[Arrays, A
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def _with_heads_of_all(*arrays: Any) -> List[Any]:
+    """[B, h, Sk], of as many heads as the one with most: groups of heads share one of the others."""
+    most = max(array.shape[1] for array in arrays)
+    return [jnp.repeat(array, most // array.shape[1], 1) for array in arrays]
+
+
+def _joined(
+    key_intervals: Any, window_size: Any, document_ids: Any, prefix_lengths: Any, is_causal: bool, rows: int, keys: int
+) -> Tuple[Any, Any]:
+    """As _key_rules.joined(), by JAX's own operations: XLA makes them a part of the program."""
+    has_windows = getattr(window_size, "ndim", 0) == 2
+    if document_ids is None and prefix_lengths is None and not has_windows:
+        return key_intervals, window_size
+    refuse_causal_prefixes(prefix_lengths, is_causal)
+    place = jnp.arange(keys, dtype=jnp.int32) - (keys - rows)  # the row that lies beside each key
+    low, high = jnp.iinfo(jnp.int32).min, jnp.iinfo(jnp.int32).max
+    start, end = jnp.full((1, 1, keys), low, jnp.int32), jnp.full((1, 1, keys), high, jnp.int32)
+    if document_ids is not None:
+        ids = jnp.asarray(document_ids)
+        if ids.ndim != 2 or ids.shape[1] != keys or rows != keys:
+            raise ValueError(f"document_ids has shape {list(ids.shape)}; it must be [B or 1, S] with Sq = Sk = S")
+        bounds = [jax.vmap(lambda each, side=side: jnp.searchsorted(each, each, side))(ids) for side in ("left", "right")]
+        start, end = (bound.astype(jnp.int32)[:, None] for bound in bounds)
+    if prefix_lengths is not None:
+        lengths = jnp.asarray(prefix_lengths)
+        if lengths.ndim != 1:
+            raise ValueError(f"prefix_lengths has shape {list(lengths.shape)}; it must be [B or 1]")
+        inside = jnp.arange(keys) < lengths[:, None, None]
+        start = jnp.maximum(start, jnp.where(inside, low, place))
+    if has_windows:
+        windows, window_size = jnp.asarray(window_size, jnp.int32), NO_WINDOW
+        if windows.shape[1] != 2:
+            raise ValueError(f"window_size has shape {list(windows.shape)}; it must be [heads, 2]")
+        # Past either length a side hides nothing, and sums fit.
+        left, right = (jnp.minimum(windows[:, n, None], rows + keys) for n in range(2))
+        start = jnp.maximum(start, jnp.where(right < 0, low, place - right))
+        end = jnp.minimum(end, jnp.where(left < 0, high, place + left + 1))
+    if key_intervals is not None:
+        pair = interval_pair(key_intervals, None)
+        start, end, first, last = _with_heads_of_all(start, end, jnp.asarray(pair[0]), jnp.asarray(pair[1]))
+        start, end = jnp.maximum(start, first), jnp.minimum(end, last)
+    return jnp.broadcast_arrays(start, end), window_size
+
+
 def attention(
     q: Any,
     k: Any,
@@ -135,8 +180,10 @@ def attention(
     softcap: float = 0.0,
     deterministic: bool = False,
     *,
-    window_size: Sequence[Optional[int]] = NO_WINDOW,
+    window_size: Any = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
+    document_ids: Any = None,
+    prefix_lengths: Any = None,
     sink: Any = None,
     return_lse: bool = False,
 ) -> Any:
@@ -152,7 +199,10 @@ def attention(
         softcap: above 0: scores become softcap * tanh(score / softcap), before the bias.
         deterministic: gradients have the same bits every time. The CPU's always have.
         window_size: (left, right): keys from i + Sk - Sq - left to i + Sk - Sq + right; None or -1: no limit.
+            Or int32 [H|Hkv, 2]: that of each head.
         key_intervals: (start, end), int32 [B, h, Sk]: key j is seen by rows start <= i < end.
+        document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document.
+        prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal.
         sink: [H] or [n, H]: logits that join the sum of each row of their head.
         return_lse: also return the logarithm of each row's sum, [B, H, Sq] float32.
 
@@ -176,6 +226,9 @@ def attention(
         given["mask"] = jnp.asarray(mask_with_four_axes(attn_mask, extents))
     if attn_bias is not None:
         given["bias"] = jnp.asarray(bias_with_four_axes(attn_bias, extents))
+    key_intervals, window_size = _joined(
+        key_intervals, window_size, document_ids, prefix_lengths, is_causal, given["q"].shape[1], given["k"].shape[1]
+    )
     if key_intervals is not None:
         start, end = interval_pair(key_intervals, given["q"])
         given |= {"interval_start": jnp.asarray(start, jnp.int32), "interval_end": jnp.asarray(end, jnp.int32)}

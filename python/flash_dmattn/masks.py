@@ -29,6 +29,7 @@ from ._arguments import (
 )
 from ._arrays import Borrowed, borrow, check_byte_order, describe
 from ._device_arrays import CPU, device_of, lender_of
+from ._key_rules import rule_intervals
 from ._topk_state import TopKState
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "key_bias",
     "mask_blocks",
     "prefix_intervals",
+    "rule_intervals",
     "topk_intervals",
     "window_intervals",
 ]

@@ -122,6 +122,7 @@ PyObject *native_allocate(PyObject *module, PyObject *const *arguments, Py_ssize
 PyObject *native_release_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_workspace(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_rule_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -61,6 +61,25 @@ PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, 
     NATIVE_RUN_AND_RETURN(&read, fdm_prefix_intervals(seqlen_q, prefix, t[0], t[1], read.stream));
 }
 
+/* rule_intervals(document_ids, prefix_lengths, window_sizes, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k,
+ * each or None, start, end, seqlen_q, stream's address) */
+PyObject *native_rule_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    struct native_arguments read;
+    fdm_tensor **t = read.tensors;
+    if (native_read(&read, arguments, count, 9, 1))
+        return NULL;
+    const fdm_key_rules rules = {.struct_bytes = sizeof rules,
+                                 .document_ids = t[0],
+                                 .prefix_lengths = t[1],
+                                 .window_sizes = t[2],
+                                 .interval_start = t[3],
+                                 .interval_end = t[4],
+                                 .cu_seqlens_q = t[5],
+                                 .cu_seqlens_k = t[6]};
+    const int64_t seqlen_q = PyLong_AsLongLong(read.others[0]);
+    NATIVE_RUN_AND_RETURN(&read, fdm_rule_intervals(&rules, seqlen_q, t[7], t[8], read.stream));
+}
+
 /* intervals_from_mask(mask [B, h, Sq, Sk], start, end, address of an int32 on the mask's device, stream's address) */
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     struct native_arguments read;

@@ -89,6 +89,7 @@ static PyMethodDef methods[] = {
     {"key_bias_backward", FASTCALL(native_key_bias_backward), "Its gradients."},
     {"topk_append", FASTCALL(native_topk_append), "A token of each head takes a slot of a top-W mask."},
     {"topk_fill", FASTCALL(native_topk_fill), "The slots of a top-W mask after a prompt."},
+    {"rule_intervals", FASTCALL(native_rule_intervals), "Documents, prefixes, windows of heads at once."},
     {"document_intervals", FASTCALL(native_document_intervals), "Attention inside documents."},
     {"window_intervals", FASTCALL(native_window_intervals), "Causal and sliding window."},
     {"prefix_intervals", FASTCALL(native_prefix_intervals), "Prefix LM."},

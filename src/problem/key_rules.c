@@ -8,22 +8,25 @@
 
 /* ---- checks ---- */
 
-/* One rule: int32, of `ndim` axes that are 1 or of the extents. */
+/* One rule: int32, of `ndim` axes that are 1 or of the extents; that of heads (-1: there is none) may divide it. */
 static fdm_status resolve(const fdm_tensor *tensor, const char *name, int32_t ndim, const int64_t *extents,
-                          const fdm_tensor *start) {
+                          int32_t of_heads, const fdm_tensor *start) {
     fdm_status status = tensor_check(tensor, name, ndim, TENSOR_INPUT, 0);
     if (status || (status = tensor_check_device(tensor, name, start, "start")))
         return status;
     if (fdm_dtype_of(tensor) != FDM_INT32)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be int32", name,
                          fdm_dtype_name(fdm_dtype_of(tensor)));
-    for (int32_t axis = 0; axis < ndim; axis++)
-        if (tensor->shape[axis] != extents[axis] && (tensor->shape[axis] != 1 || axis + 1 == ndim)) {
+    for (int32_t axis = 0; axis < ndim; axis++) {
+        const int64_t extent = tensor->shape[axis];
+        const int divides = axis == of_heads && extent > 0 && extents[axis] % extent == 0;
+        if (extent != extents[axis] && !divides && (extent != 1 || axis + 1 == ndim)) {
             char have[96], want[96];
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
                              tensor_shape_text(have, sizeof have, tensor->shape, ndim),
                              tensor_shape_text(want, sizeof want, extents, ndim));
         }
+    }
     return FDM_OK;
 }
 
@@ -51,23 +54,24 @@ static fdm_status resolve_documents(const fdm_tensor *ids, const fdm_tensor *sta
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "document_ids are given beside cu_seqlens, which say the documents");
     const int64_t extents[2] = {out->batch, out->keys};
-    const fdm_status status = resolve(ids, "document_ids", 2, extents, start);
+    const fdm_status status = resolve(ids, "document_ids", 2, extents, -1, start);
     if (status)
         return status;
     if (out->seqlen_q != out->keys)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "seqlen_q is %lld and there are %lld keys; with document_ids they must be the same",
                          (long long)out->seqlen_q, (long long)out->keys);
-    out->ids = (struct key_rule_view){numbers(ids), tensor_stride(ids, 0), 0, tensor_stride(ids, 1)};
+    out->ids = (struct key_rule_view){numbers(ids), tensor_stride(ids, 0), 0, tensor_stride(ids, 1), 1};
     return ids->device.type == FDM_CPU ? check_rising(out, ids) : FDM_OK;
 }
 
 static fdm_status resolve_windows(const fdm_tensor *windows, const fdm_tensor *start, struct key_rules *out) {
     const int64_t extents[2] = {out->heads, 2};
-    const fdm_status status = resolve(windows, "window_sizes", 2, extents, start);
+    const fdm_status status = resolve(windows, "window_sizes", 2, extents, 0, start);
     if (status)
         return status;
-    out->windows = (struct key_rule_view){numbers(windows), 0, tensor_stride(windows, 0), tensor_stride(windows, 1)};
+    out->windows = (struct key_rule_view){numbers(windows), 0, tensor_stride(windows, 0), tensor_stride(windows, 1),
+                                          out->heads / windows->shape[0]};
     for (int64_t n = 0; windows->device.type == FDM_CPU && n < 2 * windows->shape[0]; n++) {
         const int32_t side = out->windows.data[n / 2 * out->windows.head + n % 2 * out->windows.key];
         if (side < -1)
@@ -88,11 +92,12 @@ static fdm_status resolve_given(const fdm_key_rules *rules, const fdm_tensor *st
     struct key_rule_view *views[2] = {&out->start, &out->end};
     for (int n = 0; n < 2; n++) {
         const fdm_status status =
-            resolve(pair[n], n ? "interval_end" : "interval_start", 3 - packed, extents + packed, start);
+            resolve(pair[n], n ? "interval_end" : "interval_start", 3 - packed, extents + packed, 1 - packed, start);
         if (status)
             return status;
         *views[n] = (struct key_rule_view){numbers(pair[n]), packed ? 0 : tensor_stride(pair[n], 0),
-                                           tensor_stride(pair[n], 1 - packed), tensor_stride(pair[n], 2 - packed)};
+                                           tensor_stride(pair[n], 1 - packed), tensor_stride(pair[n], 2 - packed),
+                                           out->heads / pair[n]->shape[1 - packed]};
     }
     return FDM_OK;
 }
@@ -109,7 +114,7 @@ static fdm_status resolve_offsets(const fdm_key_rules *rules, const fdm_tensor *
         if (!status && pair[n]->shape[0] < 1)
             status = error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is empty; it has batch + 1 elements", name);
         if (!status)
-            status = resolve(pair[n], name, 1, pair[0]->shape, start);
+            status = resolve(pair[n], name, 1, pair[0]->shape, -1, start);
         if (status)
             return status;
         *views[n] = numbers(pair[n]);
@@ -160,12 +165,12 @@ fdm_status key_rules_resolve(const fdm_key_rules *rules, int64_t seqlen_q, const
         status = resolve_documents(rules->document_ids, start, out);
     if (!status && rules->prefix_lengths && rules->prefix_lengths->ndim == 1 && rules->prefix_lengths->shape &&
         rules->prefix_lengths->shape[0] == 1)
-        status = resolve(rules->prefix_lengths, "prefix_lengths", 1, rules->prefix_lengths->shape, start);
+        status = resolve(rules->prefix_lengths, "prefix_lengths", 1, rules->prefix_lengths->shape, -1, start);
     else if (!status && rules->prefix_lengths)
-        status = resolve(rules->prefix_lengths, "prefix_lengths", 1, &out->batch, start);
+        status = resolve(rules->prefix_lengths, "prefix_lengths", 1, &out->batch, -1, start);
     if (!status && rules->prefix_lengths)
         out->prefixes =
-            (struct key_rule_view){numbers(rules->prefix_lengths), tensor_stride(rules->prefix_lengths, 0), 0, 0};
+            (struct key_rule_view){numbers(rules->prefix_lengths), tensor_stride(rules->prefix_lengths, 0), 0, 0, 1};
     if (!status && rules->window_sizes)
         status = resolve_windows(rules->window_sizes, start, out);
     if (!status && (rules->interval_start || rules->interval_end))
@@ -205,7 +210,7 @@ static void narrow_by_place(const struct key_rules *r, int64_t b, int64_t h, int
         narrow(rows, j - shift, INT64_MAX);
     if (!r->windows.data)
         return;
-    const int32_t *window = r->windows.data + h * r->windows.head;
+    const int32_t *window = r->windows.data + h / r->windows.group * r->windows.head;
     const int64_t left = window[0], right = window[r->windows.key];
     if (right >= 0)
         narrow(rows, j - shift - right, INT64_MAX);
@@ -216,8 +221,8 @@ static void narrow_by_place(const struct key_rules *r, int64_t b, int64_t h, int
 static void write_key(const struct key_rules *r, int64_t b, int64_t h, int64_t at, struct rows rows,
                       const fdm_tensor *start, const fdm_tensor *end) {
     if (r->start.data)
-        narrow(&rows, r->start.data[b * r->start.batch + h * r->start.head + at * r->start.key],
-               r->end.data[b * r->end.batch + h * r->end.head + at * r->end.key]);
+        narrow(&rows, r->start.data[b * r->start.batch + h / r->start.group * r->start.head + at * r->start.key],
+               r->end.data[b * r->end.batch + h / r->end.group * r->end.head + at * r->end.key]);
     const fdm_tensor *pair[2] = {start, end};
     const int32_t values[2] = {clamp_row(rows.first), clamp_row(rows.last)}, packed = r->cu_seqlens_k != NULL;
     for (int n = 0; n < 2; n++) {

@@ -8,6 +8,7 @@
 struct key_rule_view {
     const int32_t *data;
     int64_t batch, head, key;
+    int64_t group; /* heads that share one head of the rule */
 };
 
 struct key_rules {

@@ -140,28 +140,34 @@ struct rule {
     int32_t here[RULE_NUMBERS];
     int64_t shape[3], strides[3];
     fdm_tensor tensor;
+    int32_t of_heads; /* that axis; -1: there is none */
     int is_given;
 };
 static struct rule rule[NUM_RULES];
 
-/* Axes of extent 1 or, by `whole`, of the extents; the last one has its own. */
-static void shape_rule(int which, int32_t ndim, const int64_t *extents) {
+/* Axes of extent 1 or of the extents; the last one has its own. That of heads may have half of them. */
+static void shape_rule(int which, int32_t ndim, const int64_t *extents, int32_t of_heads) {
     struct rule *r = &rule[which];
     int64_t count = 1 + below(2);
     for (int32_t axis = ndim - 1; axis >= 0; axis--) {
         r->shape[axis] = axis < ndim - 1 && below(3) == 0 ? 1 : extents[axis];
+        if (axis == of_heads && r->shape[axis] % 2 == 0 && below(2))
+            r->shape[axis] /= 2;
         r->strides[axis] = count;
         count *= r->shape[axis];
     }
     r->is_given = 1;
+    r->of_heads = of_heads;
     r->tensor =
         (fdm_tensor){.ndim = ndim, .dtype = fdm_data_type_of(FDM_INT32), .shape = r->shape, .strides = r->strides};
 }
 
-static int32_t *at_rule(int which, int64_t first, int64_t second, int64_t third) {
+/* `heads`: those of the intervals that are written. */
+static int32_t *at_rule(int64_t heads, int which, int64_t first, int64_t second, int64_t third) {
     struct rule *r = &rule[which];
-    const int64_t place[3] = {first, second, third};
-    int64_t offset = 0;
+    int64_t place[3] = {first, second, third}, offset = 0;
+    if (r->is_given && r->of_heads >= 0)
+        place[r->of_heads] /= heads / r->shape[r->of_heads];
     for (int32_t axis = 0; axis < r->tensor.ndim; axis++)
         offset += r->shape[axis] == 1 ? 0 : place[axis] * r->strides[axis];
     return r->here + offset;
@@ -175,7 +181,7 @@ struct layout {
 static void draw_offsets(struct layout *l) {
     int64_t extent = l->batch + 1;
     for (int which = CU_Q; which <= CU_K; which++) {
-        shape_rule(which, 1, &extent);
+        shape_rule(which, 1, &extent, -1);
         rule[which].strides[0] = 1;
         int32_t at = (int32_t)below(3);
         for (int64_t b = 0; b <= l->batch; b++, at += (int32_t)below(KEYS_MAX / (SEQUENCES_MAX + 1)))
@@ -186,11 +192,11 @@ static void draw_offsets(struct layout *l) {
 
 static void draw_ids(const struct layout *l) {
     const int64_t extents[2] = {l->batch, l->keys};
-    shape_rule(IDS, 2, extents);
+    shape_rule(IDS, 2, extents, -1);
     for (int64_t b = 0; b < rule[IDS].shape[0]; b++) {
         int32_t id = (int32_t)below(5) - 2;
         for (int64_t j = 0; j < l->keys; j++, id += below(12) == 0)
-            *at_rule(IDS, b, j, 0) = id;
+            *at_rule(l->heads, IDS, b, j, 0) = id;
     }
 }
 
@@ -199,18 +205,18 @@ static void draw_rules(struct layout *l) {
     if (l->of_documents)
         draw_ids(l);
     if (below(2)) {
-        shape_rule(PREFIXES, 1, &l->batch);
+        shape_rule(PREFIXES, 1, &l->batch, -1);
         for (int64_t b = 0; b < l->batch; b++)
-            *at_rule(PREFIXES, b, 0, 0) = (int32_t)below(l->keys + 20) - 10;
+            *at_rule(l->heads, PREFIXES, b, 0, 0) = (int32_t)below(l->keys + 20) - 10;
     }
     if (below(2)) {
-        shape_rule(WINDOWS, 2, windows);
+        shape_rule(WINDOWS, 2, windows, 0);
         for (int64_t n = 0; n < 2 * l->heads; n++)
-            *at_rule(WINDOWS, n / 2, n % 2, 0) = below(5) ? (int32_t)below(l->keys + 9) - 1 : INT32_MAX;
+            *at_rule(l->heads, WINDOWS, n / 2, n % 2, 0) = below(5) ? (int32_t)below(l->keys + 9) - 1 : INT32_MAX;
     }
     for (int which = GIVEN_START; which <= GIVEN_END && (which > GIVEN_START ? rule[GIVEN_START].is_given : below(2));
          which++) {
-        shape_rule(which, 3 - l->packed, given + l->packed);
+        shape_rule(which, 3 - l->packed, given + l->packed, 1 - l->packed);
         for (int64_t n = 0; n < RULE_NUMBERS; n++)
             rule[which].here[n] = below(9) ? (int32_t)below(l->rows + 1) : which == GIVEN_START ? INT32_MIN : INT32_MAX;
     }
@@ -219,15 +225,16 @@ static void draw_rules(struct layout *l) {
 /* The definition: whether row i of sequence b sees its key j, which lies at `at`. */
 static int sees(const struct layout *l, int64_t b, int64_t h, int64_t i, int64_t j, int64_t at, int64_t shift) {
     const int64_t place = i + shift;
-    const int32_t *window = at_rule(WINDOWS, h, 0, 0);
-    int seen = !rule[IDS].is_given || *at_rule(IDS, b, i, 0) == *at_rule(IDS, b, j, 0);
-    seen &= !rule[PREFIXES].is_given || j < *at_rule(PREFIXES, b, 0, 0) || j <= place;
+    const int32_t *window = at_rule(l->heads, WINDOWS, h, 0, 0);
+    int seen = !rule[IDS].is_given || *at_rule(l->heads, IDS, b, i, 0) == *at_rule(l->heads, IDS, b, j, 0);
+    seen &= !rule[PREFIXES].is_given || j < *at_rule(l->heads, PREFIXES, b, 0, 0) || j <= place;
     if (rule[WINDOWS].is_given)
         seen &= (window[0] < 0 || j >= place - window[0]) &&
-                (*at_rule(WINDOWS, h, 1, 0) < 0 || j <= place + *at_rule(WINDOWS, h, 1, 0));
+                (*at_rule(l->heads, WINDOWS, h, 1, 0) < 0 || j <= place + *at_rule(l->heads, WINDOWS, h, 1, 0));
     if (rule[GIVEN_START].is_given)
-        seen &= l->packed ? *at_rule(GIVEN_START, h, at, 0) <= i && i < *at_rule(GIVEN_END, h, at, 0)
-                          : *at_rule(GIVEN_START, b, h, at) <= i && i < *at_rule(GIVEN_END, b, h, at);
+        seen &= l->packed
+                    ? *at_rule(l->heads, GIVEN_START, h, at, 0) <= i && i < *at_rule(l->heads, GIVEN_END, h, at, 0)
+                    : *at_rule(l->heads, GIVEN_START, b, h, at) <= i && i < *at_rule(l->heads, GIVEN_END, b, h, at);
     return seen;
 }
 

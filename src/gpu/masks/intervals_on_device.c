@@ -67,7 +67,7 @@ fdm_status documents_on_device(const fdm_tensor *cu_seqlens, int32_t causal, con
 }
 
 static struct key_rule rule_of(struct key_rule_view view) {
-    return (struct key_rule){view.data, view.batch, view.head, view.key};
+    return (struct key_rule){view.data, view.batch, view.head, view.key, (int32_t)view.group};
 }
 
 /* start or end: [B, h, Sk], packed [h, total_k]. */

@@ -13,6 +13,10 @@ __device__ __forceinline__ void narrow(struct rows &rows, int64_t first, int64_t
     rows.last = min(rows.last, last);
 }
 
+__device__ __forceinline__ int32_t number_of(const struct key_rule &rule, int64_t b, int32_t h, int64_t key) {
+    return rule.data[b * rule.batch + h / rule.group * rule.head + key * rule.key];
+}
+
 /* The first of `count` numbers, which rise, that is above `value` (or_equal: or as large). */
 __device__ __forceinline__ int32_t first_above(const int32_t *data, int64_t stride, int32_t count, int32_t value,
                                                bool or_equal) {
@@ -28,14 +32,14 @@ __device__ __forceinline__ int32_t first_above(const int32_t *data, int64_t stri
 }
 
 /* As narrow_by_place() of problem/key_rules.c. */
-__device__ __forceinline__ void narrow_by_place(const struct key_rules_params &a, int64_t b, int64_t h, int64_t j,
+__device__ __forceinline__ void narrow_by_place(const struct key_rules_params &a, int64_t b, int32_t h, int64_t j,
                                                 int64_t shift, struct rows &rows) {
     const int64_t none = 0x7fffffffffffffff;
     if (a.prefixes.data && j >= a.prefixes.data[b * a.prefixes.batch])
         narrow(rows, j - shift, none);
     if (!a.windows.data)
         return;
-    const int32_t *window = a.windows.data + h * a.windows.head;
+    const int32_t *window = a.windows.data + h / a.windows.group * a.windows.head;
     const int64_t left = window[0], right = window[a.windows.key];
     if (right >= 0)
         narrow(rows, j - shift - right, none);
@@ -74,8 +78,7 @@ extern "C" __global__ void __launch_bounds__(KEY_RULES_THREADS)
         narrow_by_place(a, b, h, at, (int64_t)a.keys - a.seqlen_q, rows);
     }
     if (a.given_start.data)
-        narrow(rows, a.given_start.data[place * a.given_start.batch + h * a.given_start.head + at * a.given_start.key],
-               a.given_end.data[place * a.given_end.batch + h * a.given_end.head + at * a.given_end.key]);
+        narrow(rows, number_of(a.given_start, place, h, at), number_of(a.given_end, place, h, at));
     a.start.data[place * a.start.batch + h * a.start.head + at * a.start.key] = clamp_row(rows.first);
     a.end.data[place * a.end.batch + h * a.end.head + at * a.end.key] = clamp_row(rows.last);
 }

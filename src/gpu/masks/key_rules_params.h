@@ -9,6 +9,7 @@
 struct key_rule { /* strides in elements; data NULL: no such rule */
     const int32_t *data;
     int64_t batch, head, key;
+    int32_t group; /* heads of start that share one of the rule's */
 };
 
 struct key_rules_params {
