@@ -16,10 +16,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
-NAMED = re.compile(r"`((?:bench|cli|docs|examples|include|python|scripts|src|tests)/[\w./+-]+)")
+NAMED = re.compile(r"`((?:bench|bindings|cli|docs|examples|include|python|scripts|src|tests)/[\w./+-]+)")
 PLACEHOLDER = re.compile(r"(^|/)[FK](_family)?(/|\.|$)")  # of docs/adding-a-kernel.md: a family's name, a kernel's stem
 WIDTH = 120
-FOLDERS = ("bench", "cli", "docs", "examples", "include", "python", "scripts", "src", "tests")
+FOLDERS = ("bench", "bindings", "cli", "docs", "examples", "include", "python", "scripts", "src", "tests")
 SOURCE = re.compile(r"`([\w/.-]+\.(?:c|h|cu|cuh|py|sh))`")
 
 

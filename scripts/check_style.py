@@ -36,9 +36,9 @@ PRINTS = {"src/attention.c": 2, "src/cuda/cache_folder.c": 1}
 PRINT = re.compile(r"\b(?:printf|fprintf|vprintf|vfprintf|puts|fputs|putchar|perror)\s*\(")
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-TEXT = {".c", ".h", ".cu", ".cuh", ".py", ".sh", ".md", ".build", ".options", ".toml", ".ini", ".yml"}
+TEXT = {".c", ".h", ".cu", ".cuh", ".py", ".rs", ".sh", ".md", ".build", ".options", ".toml", ".ini", ".yml"}
 # Names that mean something to a tool and so may recur.
-RECURRING = {"meson.build", "README.md", "__init__.py", "run"}
+RECURRING = {"meson.build", "README.md", "__init__.py", "run", "Cargo.toml", "lib.rs"}
 
 
 def tracked(root: pathlib.Path) -> list[str]:

@@ -1,0 +1,131 @@
+// Written by scripts/rust_bindings.py from include/flash_dmattn.h, which is the manual.
+layouts! {
+    fdm_status 4 4 { }
+    fdm_dtype 4 4 { }
+    fdm_pass 4 4 { }
+    fdm_memory_tier 4 4 { }
+    fdm_device_id 8 4 { r#type 0 index 4 }
+    fdm_data_type 4 2 { code 0 bits 1 lanes 2 }
+    fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
+    fdm_tensors 168 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 }
+    fdm_options 112 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 }
+    fdm_executor 24 8 { context 0 num_threads 8 run 16 }
+    fdm_allocator 24 8 { context 0 allocate 8 release 16 }
+    fdm_merge_tensors 80 8 { struct_bytes 0 out1 8 lse1 16 lse_low1 24 out2 32 lse2 40 lse_low2 48 out 56 lse 64 lse_low 72 }
+    fdm_problem 400 8 { pass 0 dtype 4 batch 8 heads 16 heads_kv 24 seqlen_q 32 seqlen_k 40 head_dim 48 head_dim_v 56 total_q 64 total_k 72 softmax_scale 80 softcap 88 window_left 96 window_right 104 causal 112 varlen 116 deterministic 120 needs_lse 124 needs_dq 128 needs_dk 132 needs_dv 136 needs_dbias 140 has_dlse 144 has_lse_low 148 has_intervals 152 has_mask 156 has_bias 160 bias_dtype 164 interval_batch 168 interval_heads 176 mask_shape 184 bias_shape 216 aligned 248 scores_aligned 252 q_mappable 256 keys_mappable 260 scores_mappable 264 has_sink 268 needs_dsink 272 sink_dtype 276 num_sinks 280 lse_without_sink 284 reserved 288 }
+    fdm_device 216 8 { struct_bytes 0 id 4 present 12 name 16 isa 80 isa_by_name 112 num_threads 144 compute_major 148 compute_minor 152 num_sms 156 registers_per_sm 160 threads_per_sm 164 nvrtc_version 168 l1_bytes 176 l2_bytes 184 l3_bytes 192 shared_bytes 200 bandwidth 208 }
+    fdm_arch_config 40 8 { struct_bytes 0 tier 4 async_copy 8 float8 12 bulk_copy 16 warpgroup_mma 20 tensor_memory 24 shared_bytes 32 }
+    fdm_plan 1160 8 { struct_bytes 0 problem 8 device 408 family 416 kernel 432 choice 480 kernel_index 544 block_m 548 block_n 552 stages 556 v_in_registers 560 num_threads 564 shared_bytes 568 workspace_bytes 576 parameters 584 reason 648 }
+    fdm_kernel_info 40 8 { struct_bytes 0 pass 4 family 8 name 16 description 24 available 32 device_type 36 }
+    fdm_launch 24 8 { struct_bytes 0 stream 8 executor 16 }
+    fdm_kernel_resources 120 8 { struct_bytes 0 threads 4 registers 8 spill_bytes 12 blocks_per_sm 16 warps_per_sm 20 max_warps 24 entry 28 bound 76 shared_bytes 112 }
+    fdm_topk_slots 48 8 { struct_bytes 0 key 8 bias 16 length 24 k 32 v 40 }
+    fdm_setting_info 96 8 { struct_bytes 0 valid 4 name 8 description 72 allowed 80 value 88 }
+    fdm_cache_info 800 8 { struct_bytes 0 num_ignored 4 folder 8 num_entries 520 bytes 528 limit_bytes 536 ignored 544 }
+    fdm_companion_choice 752 8 { device 0 kernel 8 choice 56 kernel_index 120 parameters 124 shared_bytes 160 workspace_bytes 168 reason 176 reserved 688 }
+    fdm_softmax_tensors 48 8 { struct_bytes 0 x 8 mask 16 out 24 dout 32 dx 40 }
+    fdm_softmax_options 32 8 { struct_bytes 0 log 4 scale 8 kernel 16 stream 24 }
+    fdm_softmax_problem 104 8 { pass 0 dtype 4 rows 8 columns 16 log 24 has_mask 28 negative_scale 32 aligned 36 reserved 40 }
+    fdm_softmax_plan 864 8 { struct_bytes 0 problem 8 choice 112 }
+    fdm_gemm_tensors 40 8 { struct_bytes 0 a 8 b 16 c 24 out 32 }
+    fdm_gemm_options 40 8 { struct_bytes 0 accumulate_float16 4 alpha 8 beta 16 kernel 24 stream 32 }
+    fdm_gemm_problem 128 8 { dtype 0 batch 8 m 16 n 24 k 32 a_rows_contiguous 40 b_rows_contiguous 44 has_c 48 accumulate_float16 52 mappable 56 reserved 64 }
+    fdm_gemm_plan 888 8 { struct_bytes 0 problem 8 choice 136 }
+}
+values! {
+    FDM_VERSION_MAJOR 0
+    FDM_VERSION_MINOR 1
+    FDM_VERSION_PATCH 0
+    FDM_OK 0
+    FDM_ERROR_INVALID_ARGUMENT 1
+    FDM_ERROR_UNSUPPORTED 2
+    FDM_ERROR_OUT_OF_MEMORY 3
+    FDM_ERROR_WORKSPACE 4
+    FDM_ERROR_SYSTEM 5
+    FDM_ERROR_INTERNAL 6
+    FDM_CPU 1
+    FDM_CUDA 2
+    FDM_FLOAT32 0
+    FDM_FLOAT16 1
+    FDM_BFLOAT16 2
+    FDM_FLOAT64 3
+    FDM_BOOL 4
+    FDM_INT32 5
+    FDM_NO_DTYPE -1
+    FDM_FORWARD 0
+    FDM_BACKWARD 1
+    FDM_MEMORY_LOW 0
+    FDM_MEMORY_MEDIUM 1
+    FDM_MEMORY_HIGH 2
+    FDM_PLAN_PARAMETERS 16
+}
+exported! {
+    fdm_last_error
+    fdm_status_name
+    fdm_version
+    fdm_dtype_name
+    fdm_dtype_from_name
+    fdm_dtype_of
+    fdm_dtype_bytes
+    fdm_data_type_of
+    fdm_attention_forward
+    fdm_attention_backward
+    fdm_merge
+    fdm_problem_default
+    fdm_problem_validate
+    fdm_describe
+    fdm_device_query
+    fdm_device_from_name
+    fdm_supports_sm89_features
+    fdm_supports_sm90_features
+    fdm_arch_optimization_config
+    fdm_plan_attention
+    fdm_plan_variant
+    fdm_plan_to_json
+    fdm_plan_from_json
+    fdm_kernel_list
+    fdm_execute
+    fdm_prepare
+    fdm_plan_resources
+    fdm_memory_allocate
+    fdm_memory_release
+    fdm_memory_copy
+    fdm_memory_fill
+    fdm_synchronize
+    fdm_timer_create
+    fdm_timer_start
+    fdm_timer_stop
+    fdm_timer_release
+    fdm_key_bias
+    fdm_key_bias_backward
+    fdm_topk_intervals
+    fdm_topk_intervals_workspace
+    fdm_document_intervals
+    fdm_window_intervals
+    fdm_prefix_intervals
+    fdm_intervals_from_mask
+    fdm_intervals_to_mask
+    fdm_mask_blocks
+    fdm_create_mask
+    fdm_topk_fill
+    fdm_topk_append
+    fdm_count_visible
+    fdm_setting_list
+    fdm_cache_folder
+    fdm_compiler_path
+    fdm_cache_query
+    fdm_cache_pack
+    fdm_shutdown
+    fdm_describe_softmax
+    fdm_plan_softmax
+    fdm_execute_softmax
+    fdm_softmax
+    fdm_prepare_softmax
+    fdm_softmax_kernel
+    fdm_describe_gemm
+    fdm_plan_gemm
+    fdm_execute_gemm
+    fdm_gemm
+    fdm_prepare_gemm
+    fdm_gemm_kernel
+}
