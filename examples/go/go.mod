@@ -1,0 +1,3 @@
+module flash-dmattn/examples/go
+
+go 1.19
