@@ -55,3 +55,5 @@ LISTS
 else
     echo "not covered: the package file for CMake, which is not here"
 fi
+
+scripts/test_bindings.sh "$work/prefix"
