@@ -27,10 +27,19 @@ check "selection tables" python3 scripts/selection_table.py build/tests/selectio
 check "verified" python3 scripts/verified.py --check
 check "tables of the companions" python3 scripts/companions_table.py --check
 check "table of README.md" python3 scripts/readme_table.py --check
+check "bindings" python3 scripts/rust_bindings.py --check
 check "kernel set" python3 scripts/kernel_set.py --check
 check "docs" python3 scripts/check_docs.py
 check "subjects" python3 scripts/check_subjects.py
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
+lint_rust() {
+    cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1 ||
+        { echo "not covered: lint of Rust, no clippy or rustfmt here" && return; }
+    (cd bindings/rust && cargo fmt --check) || return
+    FLASH_DMATTN_LIB_DIR="$PWD/build/src" CARGO_TARGET_DIR=build/cargo \
+        cargo clippy --offline --quiet --all-targets --manifest-path bindings/rust/Cargo.toml -- -D warnings
+}
+check "Rust" lint_rust
 build_with_clang() {
     [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true -Dtests=true >/dev/null || return 1
     ninja -C build-clang --quiet
