@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # setup.sh: brings what a make target needs: Debian packages where they are missing, and the Python environment in .venv.
-# Usage: scripts/setup.sh build|test|ci
+# Usage: scripts/setup.sh build|test|ci|languages   languages: for scripts/test_bindings.sh; too slow to get for ci
 set -euo pipefail
 cd "$(dirname "$0")/.."
 level=${1:-build}
@@ -14,6 +14,11 @@ need cc build-essential
 need python3 python3
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 case $level in
+languages)
+    need pkg-config pkg-config
+    need cargo cargo
+    need go golang-go
+    ;;
 test | ci)
     need /usr/include/cmocka.h libcmocka-dev
     need pkg-config pkg-config # finds it, and the installed library
