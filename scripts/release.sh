@@ -11,7 +11,7 @@ fi
 [ -z "$(git status --porcelain)" ] || { echo "release: the tree has changes that are not committed" >&2 && exit 1; }
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 for place in "meson.build:version: '$version'" "CITATION.cff:version: $version" "include/flash_dmattn.h:\"$version\"" \
-    "CHANGELOG.md:## $version"; do
+    "CHANGELOG.md:## $version" bindings/rust/flash-dmattn{,-sys}/Cargo.toml:"version = \"$version\""; do
     grep -qF -- "${place#*:}" "${place%%:*}" || { echo "release: ${place%%:*} is not of $version" >&2 && exit 1; }
 done
 rm -rf dist
