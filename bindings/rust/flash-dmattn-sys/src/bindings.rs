@@ -267,6 +267,18 @@ pub struct fdm_kernel_resources {
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct fdm_key_rules {
+    pub struct_bytes: u32,
+    pub document_ids: *const fdm_tensor,
+    pub prefix_lengths: *const fdm_tensor,
+    pub window_sizes: *const fdm_tensor,
+    pub interval_start: *const fdm_tensor,
+    pub interval_end: *const fdm_tensor,
+    pub cu_seqlens_q: *const fdm_tensor,
+    pub cu_seqlens_k: *const fdm_tensor,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdm_topk_slots {
     pub struct_bytes: u32,
     pub key: *mut fdm_tensor,
@@ -399,6 +411,7 @@ grows! {
     fdm_kernel_info {}
     fdm_launch {}
     fdm_kernel_resources {}
+    fdm_key_rules {}
     fdm_topk_slots {}
     fdm_setting_info {}
     fdm_cache_info {}
@@ -453,6 +466,7 @@ extern "C" {
     pub fn fdm_document_intervals(cu_seqlens: *const fdm_tensor, causal: i32, start: *mut fdm_tensor, end: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_window_intervals(seqlen_q: i64, causal: i32, window_left: i64, window_right: i64, start: *mut fdm_tensor, end: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_prefix_intervals(seqlen_q: i64, prefix: i64, start: *mut fdm_tensor, end: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
+    pub fn fdm_rule_intervals(rules: *const fdm_key_rules, seqlen_q: i64, start: *mut fdm_tensor, end: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_intervals_from_mask(mask: *const fdm_tensor, start: *mut fdm_tensor, end: *mut fdm_tensor, exact: *mut i32, stream: *mut c_void) -> fdm_status;
     pub fn fdm_intervals_to_mask(start: *const fdm_tensor, end: *const fdm_tensor, mask: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_mask_blocks(mask: *const fdm_tensor, block_q: i64, block_k: i64, blocks: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;

@@ -19,6 +19,7 @@ layouts! {
     fdm_kernel_info 40 8 { struct_bytes 0 pass 4 family 8 name 16 description 24 available 32 device_type 36 }
     fdm_launch 24 8 { struct_bytes 0 stream 8 executor 16 }
     fdm_kernel_resources 120 8 { struct_bytes 0 threads 4 registers 8 spill_bytes 12 blocks_per_sm 16 warps_per_sm 20 max_warps 24 entry 28 bound 76 shared_bytes 112 }
+    fdm_key_rules 64 8 { struct_bytes 0 document_ids 8 prefix_lengths 16 window_sizes 24 interval_start 32 interval_end 40 cu_seqlens_q 48 cu_seqlens_k 56 }
     fdm_topk_slots 48 8 { struct_bytes 0 key 8 bias 16 length 24 k 32 v 40 }
     fdm_setting_info 96 8 { struct_bytes 0 valid 4 name 8 description 72 allowed 80 value 88 }
     fdm_cache_info 800 8 { struct_bytes 0 num_ignored 4 folder 8 num_entries 520 bytes 528 limit_bytes 536 ignored 544 }
@@ -103,6 +104,7 @@ exported! {
     fdm_document_intervals
     fdm_window_intervals
     fdm_prefix_intervals
+    fdm_rule_intervals
     fdm_intervals_from_mask
     fdm_intervals_to_mask
     fdm_mask_blocks
