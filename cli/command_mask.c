@@ -19,11 +19,15 @@ static const char help[] =
     "  dense      interval_start, _end   -> mask\n"
     "  intervals  mask                   -> interval_start, interval_end; exit code 1 where there are none that say "
     "it\n"
+    "  rules      document_ids, prefix_lengths, window_sizes, int32 -> interval_start, interval_end: of all that are "
+    "there\n"
     "  blocks     mask                   -> blocks, int32: of each block the mask shows 0 nothing, 1 a part, 2 all\n"
     "\n"
     "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy, or a pipe\n"
+    "  --document-ids --prefix-lengths --window-sizes FILE.npy, or a pipe: [B, S], [B], [H, 2]\n"
     "  --topk W           keys of a row; create: 0 = those with a bias above 0. --window W is the same\n"
-    "  --rows N           topk, dense: rows of the query      (as many as there are keys)\n"
+    "  --rows N           topk, dense, rules: rows of the query (as many as there are keys)\n"
+    "  --keys N           rules: keys, where there are no document_ids\n"
     "  --min X            create: the bias of a hidden key    (float32's lowest)\n"
     "  --smooth N         create: keep or drop blocks of N keys together\n"
     "  --block-q N --block-k N   blocks: rows and keys of one (128, 128)\n"
@@ -33,10 +37,11 @@ static const char help[] =
     "\n"
     "example: fdm mask topk --bias bias.npy --topk 512 --out intervals.safetensors\n";
 
-enum role { BIAS, PADDING, SHOWN, MASK, START, END, BLOCKS, NUM_ROLES };
+enum role { BIAS, PADDING, SHOWN, MASK, START, END, BLOCKS, IDS, PREFIXES, WINDOWS, NUM_ROLES };
 static const char *const names[NUM_ROLES] = {"bias",           "padding",      "attention_mask", "mask",
-                                             "interval_start", "interval_end", "blocks"};
-enum kind { TOPK, CREATE, DENSE, INTERVALS, OF_BLOCKS, NUM_KINDS };
+                                             "interval_start", "interval_end", "blocks",         "document_ids",
+                                             "prefix_lengths", "window_sizes"};
+enum kind { TOPK, CREATE, DENSE, INTERVALS, OF_BLOCKS, RULES, NUM_KINDS };
 static const struct {
     const char *name;
     unsigned needs, takes, makes; /* bits of roles */
@@ -44,7 +49,8 @@ static const struct {
                       {"create", 1 << BIAS, 1 << SHOWN, 1 << MASK},
                       {"dense", 1 << START | 1 << END, 0, 1 << MASK},
                       {"intervals", 1 << MASK, 0, 1 << START | 1 << END},
-                      {"blocks", 1 << MASK, 0, 1 << BLOCKS}};
+                      {"blocks", 1 << MASK, 0, 1 << BLOCKS},
+                      {"rules", 0, 1 << IDS | 1 << PREFIXES | 1 << WINDOWS, 1 << START | 1 << END}};
 
 struct request {
     enum kind kind;
@@ -52,7 +58,7 @@ struct request {
     struct file_tensor tensors[NUM_ROLES]; /* data NULL: there is none */
     fdm_tensor views[NUM_ROLES];           /* on the device */
     struct device_choice device;
-    int64_t topk, rows, smooth, block_q, block_k;
+    int64_t topk, rows, keys, smooth, block_q, block_k;
     double min_value;
     int json;
     int32_t exact; /* of intervals */
@@ -62,6 +68,7 @@ struct request {
 enum {
     OPT_TOPK = 256,
     OPT_ROWS,
+    OPT_KEYS,
     OPT_SMOOTH,
     OPT_BLOCK_Q,
     OPT_BLOCK_K,
@@ -76,6 +83,7 @@ enum {
 static const struct option options[] = {{"topk", required_argument, 0, OPT_TOPK},
                                         {"window", required_argument, 0, OPT_TOPK}, /* its old name */
                                         {"rows", required_argument, 0, OPT_ROWS},
+                                        {"keys", required_argument, 0, OPT_KEYS},
                                         {"smooth", required_argument, 0, OPT_SMOOTH},
                                         {"block-q", required_argument, 0, OPT_BLOCK_Q},
                                         {"block-k", required_argument, 0, OPT_BLOCK_K},
@@ -90,6 +98,9 @@ static const struct option options[] = {{"topk", required_argument, 0, OPT_TOPK}
                                         {"mask", required_argument, 0, OPT_FILE + MASK},
                                         {"interval-start", required_argument, 0, OPT_FILE + START},
                                         {"interval-end", required_argument, 0, OPT_FILE + END},
+                                        {"document-ids", required_argument, 0, OPT_FILE + IDS},
+                                        {"prefix-lengths", required_argument, 0, OPT_FILE + PREFIXES},
+                                        {"window-sizes", required_argument, 0, OPT_FILE + WINDOWS},
                                         {0}};
 
 /* ---- options and files ---- */
@@ -99,6 +110,7 @@ static int set_option(struct request *r, int option, const char *text) {
     switch (option) {
     case OPT_TOPK: return parse_integer("--topk", text, 0, INT32_MAX, &r->topk);
     case OPT_ROWS: return parse_integer("--rows", text, 0, INT32_MAX, &r->rows);
+    case OPT_KEYS: return parse_integer("--keys", text, 0, INT32_MAX, &r->keys);
     case OPT_SMOOTH: return parse_integer("--smooth", text, 1, INT32_MAX, &r->smooth);
     case OPT_BLOCK_Q: return parse_integer("--block-q", text, 1, INT32_MAX, &r->block_q);
     case OPT_BLOCK_K: return parse_integer("--block-k", text, 1, INT32_MAX, &r->block_k);
@@ -155,6 +167,26 @@ static int make_intervals(struct request *r, const int64_t shape[3]) {
     return 1;
 }
 
+/* Of rules: the larger of the batches and the heads that they have; document_ids or --keys say the keys. */
+static int make_of_rules(struct request *r) {
+    const struct file_tensor *ids = &r->tensors[IDS], *prefixes = &r->tensors[PREFIXES],
+                             *windows = &r->tensors[WINDOWS];
+    if ((ids->data && !check_axes(r, IDS, 2, 2)) || (prefixes->data && !check_axes(r, PREFIXES, 1, 1)) ||
+        (windows->data && !check_axes(r, WINDOWS, 2, 2)))
+        return 0;
+    if (!ids->data && !prefixes->data && !windows->data)
+        return complain(0, "no rule is given; fdm mask rules takes document_ids, prefix_lengths and window_sizes");
+    if (!ids->data && r->keys < 0)
+        return complain(0, "mask rules needs --keys N without document_ids");
+    if (ids->data && r->keys >= 0 && r->keys != ids->shape[1])
+        return complain(0, "--keys is %lld, but document_ids have %lld keys", (long long)r->keys,
+                        (long long)ids->shape[1]);
+    const int64_t of_ids = ids->data ? ids->shape[0] : 1, of_prefixes = prefixes->data ? prefixes->shape[0] : 1;
+    const int64_t keys = ids->data ? ids->shape[1] : r->keys, heads = windows->data ? windows->shape[0] : 1;
+    r->rows = r->rows < 0 ? keys : r->rows;
+    return make_intervals(r, (const int64_t[3]){of_ids > of_prefixes ? of_ids : of_prefixes, heads, keys});
+}
+
 /* 1, or 0 after a complaint about the inputs' axes. */
 static int make_outputs(struct request *r) {
     const int64_t *bias = r->tensors[BIAS].shape, *mask = r->tensors[MASK].shape, *start = r->tensors[START].shape;
@@ -179,6 +211,8 @@ static int make_outputs(struct request *r) {
         make(r, MASK, FDM_BOOL, 4, shape);
         return 1;
     }
+    if (r->kind == RULES)
+        return make_of_rules(r);
     if (r->kind == DENSE) {
         if (!check_axes(r, START, 3, 3))
             return 0;
@@ -230,6 +264,17 @@ static fdm_status intervals(struct request *r) {
     return fdm_memory_copy(&r->exact, host, exact, r->device.id, sizeof r->exact);
 }
 
+static fdm_status rules(struct request *r) {
+    fdm_tensor *given[NUM_ROLES];
+    for (int i = 0; i < NUM_ROLES; i++)
+        given[i] = r->tensors[i].data ? &r->views[i] : NULL;
+    const fdm_key_rules all = {.struct_bytes = sizeof all,
+                               .document_ids = given[IDS],
+                               .prefix_lengths = given[PREFIXES],
+                               .window_sizes = given[WINDOWS]};
+    return fdm_rule_intervals(&all, r->rows, &r->views[START], &r->views[END], NULL);
+}
+
 static fdm_status call(struct request *r) {
     fdm_tensor *const v = r->views;
     switch (r->kind) {
@@ -239,6 +284,7 @@ static fdm_status call(struct request *r) {
                                &v[MASK], NULL);
     case DENSE: return fdm_intervals_to_mask(&v[START], &v[END], &v[MASK], NULL);
     case INTERVALS: return intervals(r);
+    case RULES: return rules(r);
     default: return fdm_mask_blocks(&v[MASK], r->block_q, r->block_k, &v[BLOCKS], NULL);
     }
 }
@@ -346,6 +392,7 @@ static int write_results(const struct request *r) {
 int command_mask(int argc, char **argv) {
     static struct request r = {.topk = -1,
                                .rows = -1,
+                               .keys = -1,
                                .smooth = 1,
                                .block_q = 128,
                                .block_k = 128,

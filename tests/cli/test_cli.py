@@ -337,6 +337,30 @@ def test_masks_are_what_they_say(tmp_path):
     assert json.loads(result.stdout)["blocks"]["nothing"] == (blocks == 0).sum()
 
 
+def test_mask_of_rules(tmp_path):
+    ids = np.array([[0] * 5 + [2] * 7], np.int32)
+    np.save(tmp_path / "ids.npy", ids)
+    np.save(tmp_path / "prefixes.npy", np.array([3, 0], np.int32))
+    np.save(tmp_path / "windows.npy", np.array([[2, -1], [-1, 0]], np.int32))
+    given = "--prefix-lengths", tmp_path / "prefixes.npy", "--window-sizes", tmp_path / "windows.npy"
+    with_ids = made(tmp_path, "rules", "--document-ids", tmp_path / "ids.npy", *given)
+    i, j = np.arange(12)[:, None], np.arange(12)
+    seen = np.stack([(j < prefix) | (j <= i) for prefix in (3, 0)])[:, None] & (ids.T == ids)
+    seen = seen & np.stack([j >= i - 2, j <= i])
+    start, end = with_ids["interval_start"][:, :, None], with_ids["interval_end"][:, :, None]
+    np.testing.assert_array_equal((start <= i) & (i < end), seen)
+    assert list(made(tmp_path, "rules", *given, "--keys", 9, "--rows", 4)["interval_start"].shape) == [2, 2, 9]
+    for arguments, words in (
+        ((), "no rule is given"),
+        (given, "needs --keys N without document_ids"),
+        (("--document-ids", tmp_path / "ids.npy", "--keys", 9), "--keys is 9, but document_ids have 12 keys"),
+        (("--document-ids", tmp_path / "prefixes.npy"), "document_ids has 1 axes; it needs 2"),
+        (("--document-ids", tmp_path / "ids.npy", "--rows", 9), "seqlen_q is 9 and there are 12 keys"),
+    ):
+        result = run("mask", "rules", *arguments)
+        assert result.returncode == 2 and words in result.stderr and not result.stdout
+
+
 def test_a_mask_without_intervals_says_why(tmp_path):
     mask = np.ones((1, 2, 4, 5), bool)
     mask[0, 1, 2, 3] = False
