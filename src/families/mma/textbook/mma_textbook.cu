@@ -43,13 +43,15 @@ MMA_TEXTBOOK_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_M  MMA_TEXTBOOK_BLOCK_M
 #define SPLIT_KV (ALGORITHM == MMA_SPLIT_KV)
 #define TILED    MMA_TEXTBOOK_IS_TILED(ALGORITHM)
+#define KEEPS_Q  (ALGORITHM == MMA_SHARE_QKV) /* in registers */
 
 /* The warps as a grid over rows x keys while S is made, and over rows x columns while O is. */
-#define ROW_TILES (SPLIT_KV ? 2 : 1)          /* 16-row tiles of a warp */
-#define WARPS_N   (SPLIT_KV ? 2 : 1)          /* warps side by side */
-#define KEY_TILES (BLOCK_N / WARPS_N / 8)     /* accumulators of S side by side: 8 keys each */
-#define OUT_TILES (OUT_COLUMNS / WARPS_N / 8) /* accumulators of O side by side: 8 columns each */
-#define KEY_STEPS (BLOCK_N / 16)              /* left operands of P V, 16 keys each */
+#define ROW_TILES (SPLIT_KV ? 2 : 1)            /* 16-row tiles of a warp */
+#define WARPS_N   (SPLIT_KV ? 2 : 1)            /* warps side by side */
+#define KEY_TILES (BLOCK_N / WARPS_N / 8)       /* accumulators of S side by side: 8 keys each */
+#define OUT_TILES (OUT_COLUMNS / WARPS_N / 8)   /* accumulators of O side by side: 8 columns each */
+#define KEY_STEPS (BLOCK_N / 16)                /* left operands of P V, 16 keys each */
+#define Q_STEPS   (KEEPS_Q ? HEAD_DIM / 16 : 1) /* left operands of Q K^T that are kept */
 
 /* Parts of a step, and the ring they go through. */
 #define K_PARTS (HEAD_DIM / SLICE)
@@ -121,9 +123,8 @@ __device__ __forceinline__ void fetch_part(int step, int part, uint32_t ring, co
     const int key = step * BLOCK_N, keys = a.seqlen_k - key;
     if (step < at.steps && part < K_PARTS) {
         const int column = part * SLICE;
-#if TILED
-        copy_tile<BLOCK_M, SLICE / 8>(to, at.q + column * 2, a.q.row * 2, at.rows, a.head_dim - column);
-#endif
+        if (TILED)
+            copy_tile<BLOCK_M, SLICE / 8>(to, at.q + column * 2, a.q.row * 2, at.rows, a.head_dim - column);
         copy_tile<BLOCK_N, SLICE / 8>(to + Q_SLICE_BYTES, at.k + (key * a.k.row + column) * 2, a.k.row * 2, keys,
                                       a.head_dim - column);
     } else if (step < at.steps) {
@@ -140,44 +141,39 @@ __device__ __forceinline__ void fetch_part(int step, int part, uint32_t ring, co
  * shows it to all threads also says that all have read the part before it, whose place is filled again. */
 __device__ __forceinline__ uint32_t next_part(int step, int part, uint32_t ring, const struct place &at,
                                               const struct gpu_forward_params &a) {
-#if PLACES == 1
-    __syncthreads();
-    fetch_part(step, part, ring, at, a);
-    cp_async_wait<0>();
-    __syncthreads();
-#else
-    cp_async_wait<PLACES - 2>();
-    __syncthreads();
-    fetch_part(step, part + PLACES - 1, ring, at, a);
-#endif
+    if (PLACES == 1) {
+        __syncthreads();
+        fetch_part(step, part, ring, at, a);
+        cp_async_wait<0>();
+        __syncthreads();
+    } else {
+        cp_async_wait<PLACES == 1 ? 0 : PLACES - 2>();
+        __syncthreads();
+        fetch_part(step, part + PLACES - 1, ring, at, a);
+    }
     return place_of(step, part, ring);
 }
 
 /* ---- products ---- */
 
 /* An accumulator of 16 x 8: the sum of products in float32, or in float16 (two elements a register). */
-#if F16_ACCUMULATION
-typedef uint32_t products[2];
-#else
-typedef float products[4];
-#endif
+template <bool in_float16> struct accumulator { typedef float type[4]; };
+template <> struct accumulator<true> { typedef uint32_t type[2]; };
+typedef accumulator<F16_ACCUMULATION>::type products;
 
 /* c += a b, 16 x 8 x 16. */
-__device__ __forceinline__ void multiply(products &c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if F16_ACCUMULATION
-    mma_m16n8k16_f16_f16(c, a, b0, b1);
-#elif DTYPE == GPU_BFLOAT16
-    mma_m16n8k16_bf16(c, a, b0, b1);
-#else
-    mma_m16n8k16_f16(c, a, b0, b1);
-#endif
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if (DTYPE == GPU_BFLOAT16)
+        mma_m16n8k16_bf16(c, a, b0, b1);
+    else
+        mma_m16n8k16_f16(c, a, b0, b1);
 }
-__device__ __forceinline__ float product(const products &c, int e) {
-#if F16_ACCUMULATION
+__device__ __forceinline__ void multiply(uint32_t (&c)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_m16n8k16_f16_f16(c, a, b0, b1);
+}
+__device__ __forceinline__ float product(const float (&c)[4], int e) { return c[e]; }
+__device__ __forceinline__ float product(const uint32_t (&c)[2], int e) {
     return cvt_f32_f16((uint16_t)(c[e / 2] >> (e % 2 * 16)));
-#else
-    return c[e];
-#endif
 }
 
 /* The warp's part of the block. */
@@ -193,22 +189,21 @@ __device__ __forceinline__ struct warp_place find_warp() {
     return {thread / 32 / WARPS_N * ROW_TILES * 16, side * KEY_TILES * 8, side * OUT_TILES * 8, thread % 32};
 }
 
-#if ALGORITHM == MMA_SHARE_QKV
-typedef uint32_t query_fragments[HEAD_DIM / 16][4];
-#else
-typedef uint32_t query_fragments[1][4];
-#endif
+/* Where two warps share the keys of a row; the others exchange nothing. */
+__device__ __forceinline__ struct warp_place find_sharing_warp() {
+    return SPLIT_KV ? find_warp() : warp_place{};
+}
 
-#if ALGORITHM == MMA_SHARE_QKV
+typedef uint32_t query_fragments[Q_STEPS][4];
+
 /* All of the warp's rows of Q. */
 __device__ __forceinline__ void load_queries(query_fragments &kept, uint32_t q_tile) {
     const struct warp_place w = find_warp();
-#    pragma unroll
-    for (int k = 0; k < HEAD_DIM / 16; k++)
+#pragma unroll
+    for (int k = 0; k < Q_STEPS; k++)
         ldmatrix_x4(kept[k], q_tile + offset_of<HEAD_DIM / 8>(w.row + MMA_TEXTBOOK_LEFT_ROW(w.lane),
                                                               2 * k + MMA_TEXTBOOK_LEFT_CHUNK(w.lane)));
 }
-#endif
 
 /* S += Q K^T over one slice of the head dim. */
 __device__ __forceinline__ void multiply_qk(products (&s)[ROW_TILES][KEY_TILES], const query_fragments &kept,
@@ -221,13 +216,11 @@ __device__ __forceinline__ void multiply_qk(products (&s)[ROW_TILES][KEY_TILES],
         uint32_t q[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
-#if ALGORITHM == MMA_SHARE_QKV
-#    pragma unroll
-            for (int e = 0; e < 4; e++)
-                q[r][e] = kept[k][e];
-#else
-            ldmatrix_x4(q[r], q_tile + offset_of<SLICE / 8>(row + r * 16, 2 * k + half));
-#endif
+            if (!KEEPS_Q)
+                ldmatrix_x4(q[r], q_tile + offset_of<SLICE / 8>(row + r * 16, 2 * k + half));
+#pragma unroll
+            for (int e = 0; KEEPS_Q && e < 4; e++)
+                q[r][e] = kept[KEEPS_Q ? k : 0][e];
         }
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n += 2) {
@@ -271,15 +264,13 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
                     multiply(sums[r][first + g + 1], p[first_step + step][r], b[2], b[3]);
                 }
             }
-#if F16_ACCUMULATION
-#    pragma unroll
-        for (int r = 0; r < ROW_TILES; r++)
-#    pragma unroll
+#pragma unroll
+        for (int r = 0; F16_ACCUMULATION && r < ROW_TILES; r++)
+#pragma unroll
             for (int g = 0; g < group; g++)
-#    pragma unroll
+#pragma unroll
                 for (int e = 0; e < 4; e++)
                     o[r][first_tile + n + g][e] += product(sums[r][g], e);
-#endif
     }
 }
 
@@ -320,9 +311,8 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
 
 /* Raises the maxima to those of this step's scores, and scales what was summed up under the old ones. */
 __device__ __forceinline__ void raise_maxima(struct row_state &state, float (&o)[ROW_TILES][OUT_TILES][4],
-                                             const float (&s)[ROW_TILES][KEY_TILES][4],
-                                             [[maybe_unused]] float *statistics) {
-    [[maybe_unused]] const struct warp_place w = find_warp();
+                                             const float (&s)[ROW_TILES][KEY_TILES][4], float *statistics) {
+    const struct warp_place w = find_sharing_warp();
     float next[ROW_TILES][2];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -333,22 +323,18 @@ __device__ __forceinline__ void raise_maxima(struct row_state &state, float (&o)
             for (int n = 0; n < KEY_TILES; n++)
                 m = fmaxf(m, fmaxf(s[r][n][half * 2], s[r][n][half * 2 + 1]));
             next[r][half] = quad_max(m);
-#if SPLIT_KV
-            if (MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0)
+            if (SPLIT_KV && MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0)
                 statistics[statistic_of(w, r, half, w.key != 0)] = next[r][half];
-#endif
         }
-#if SPLIT_KV
-    __syncthreads(); /* the other half of the keys has its maxima */
-#endif
+    if (SPLIT_KV)
+        __syncthreads(); /* the other half of the keys has its maxima */
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float m = fmaxf(state.max[r][half], next[r][half]);
-#if SPLIT_KV
-            m = fmaxf(m, statistics[statistic_of(w, r, half, w.key == 0)]);
-#endif
+            if (SPLIT_KV)
+                m = fmaxf(m, statistics[statistic_of(w, r, half, w.key == 0)]);
             /* a row that has not seen a key yet has nothing to scale */
             const float factor = m == state.max[r][half] ? 1.0f : ex2_approx(state.max[r][half] - m);
             state.max[r][half] = m;
@@ -364,8 +350,8 @@ __device__ __forceinline__ void raise_maxima(struct row_state &state, float (&o)
 /* P as the left operand of P V. The accumulators of two neighbouring groups of eight keys are a left operand of 16
  * keys as they stand; with split-kv, other warps need them: they go through shared memory. */
 __device__ __forceinline__ void make_p(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], struct row_state &state,
-                                       const float (&s)[ROW_TILES][KEY_TILES][4], [[maybe_unused]] uint32_t p_tile) {
-    [[maybe_unused]] const struct warp_place w = find_warp();
+                                       const float (&s)[ROW_TILES][KEY_TILES][4], uint32_t p_tile) {
+    const struct warp_place w = find_sharing_warp();
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -375,47 +361,43 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], s
             for (int n = 0; n < KEY_TILES; n++) {
                 const float x = ex2_approx(s[r][n][half * 2] - shift), y = ex2_approx(s[r][n][half * 2 + 1] - shift);
                 state.sum[r][half] += x + y;
-#if SPLIT_KV
                 const int row = w.row + r * 16 + half * 8 + MMA_TEXTBOOK_SUM_ROW(w.lane);
-                st_shared_4(p_tile + offset_of<BLOCK_N / 8>(row, w.key / 8 + n) + MMA_TEXTBOOK_SUM_COLUMN(w.lane) * 2,
-                            pack(x, y));
-#else
-                p[n / 2][r][n % 2 * 2 + half] = pack(x, y);
-#endif
+                if (SPLIT_KV)
+                    st_shared_4(p_tile + offset_of<BLOCK_N / 8>(row, w.key / 8 + n) +
+                                    MMA_TEXTBOOK_SUM_COLUMN(w.lane) * 2,
+                                pack(x, y));
+                else
+                    p[n / 2][r][n % 2 * 2 + half] = pack(x, y);
             }
         }
-#if SPLIT_KV
-    __syncthreads(); /* P of all keys is there */
-#    pragma unroll
-    for (int step = 0; step < KEY_STEPS; step++)
-#    pragma unroll
+    if (SPLIT_KV)
+        __syncthreads(); /* P of all keys is there */
+#pragma unroll
+    for (int step = 0; SPLIT_KV && step < KEY_STEPS; step++)
+#pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
             ldmatrix_x4(p[step][r], p_tile + offset_of<BLOCK_N / 8>(w.row + r * 16 + MMA_TEXTBOOK_LEFT_ROW(w.lane),
                                                                     step * 2 + MMA_TEXTBOOK_LEFT_CHUNK(w.lane)));
-#endif
 }
 
 /* The sums of whole rows. */
-__device__ __forceinline__ void finish_sums(struct row_state &state, [[maybe_unused]] float *statistics) {
-    [[maybe_unused]] const struct warp_place w = find_warp();
+__device__ __forceinline__ void finish_sums(struct row_state &state, float *statistics) {
+    const struct warp_place w = find_sharing_warp();
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             state.sum[r][half] = quad_sum(state.sum[r][half]);
-#if SPLIT_KV
-            if (MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0)
+            if (SPLIT_KV && MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0)
                 statistics[statistic_of(w, r, half, w.key != 0)] = state.sum[r][half];
-#endif
         }
-#if SPLIT_KV
-    __syncthreads();
-#    pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#    pragma unroll
+    if (SPLIT_KV)
+        __syncthreads();
+#pragma unroll
+    for (int r = 0; SPLIT_KV && r < ROW_TILES; r++)
+#pragma unroll
         for (int half = 0; half < 2; half++)
             state.sum[r][half] += statistics[statistic_of(w, r, half, w.key == 0)];
-#endif
 }
 
 /* ---- output ---- */
@@ -516,16 +498,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     /* Q, unless it comes in slices: to its own place, or to the ring's and on to registers. */
     query_fragments kept;
-#if !TILED
-    copy_tile<BLOCK_M, HEAD_DIM / 8>(first, at.q, a.q.row * 2, at.rows, a.head_dim);
-    cp_async_commit();
-#endif
-#if ALGORITHM == MMA_SHARE_QKV
-    cp_async_wait<0>();
-    __syncthreads();
-    load_queries(kept, first);
-    __syncthreads(); /* all warps have their fragments: the ring may be filled */
-#endif
+    if (!TILED) {
+        copy_tile<BLOCK_M, HEAD_DIM / 8>(first, at.q, a.q.row * 2, at.rows, a.head_dim);
+        cp_async_commit();
+    }
+    if (KEEPS_Q) {
+        cp_async_wait<0>();
+        __syncthreads();
+        load_queries(kept, first);
+        __syncthreads(); /* all warps have their fragments: the ring may be filled */
+    }
 
     const uint32_t ring = first + RING_OFFSET;
 #pragma unroll
