@@ -23,7 +23,8 @@ static const char help[] =
     "  --head-dim N  --head-dim-v N                                  (64, as head-dim)\n"
     "  --dtype NAME       fp32, bf16, fp16, fp64                     (fp32)\n"
     "  --causal  --window L,R  --softcap X  --scale X\n"
-    "  --mask  --bias  --key-bias  --intervals     a dense mask, a full bias, one bias a key, key intervals\n"
+    "  --mask  --bias  --intervals                 a dense mask, a full bias, key intervals\n"
+    "  --key-mask  --key-bias                      a mask without rows and heads, one bias a key\n"
     "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
     "  --sink             a learnable sink for each head\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
@@ -41,7 +42,8 @@ struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_bias, explain, variants, resources, json;
+    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
+    int explain, variants, resources, json;
 };
 
 enum {
@@ -61,6 +63,7 @@ enum {
     OPT_SCALE,
     OPT_MASK,
     OPT_BIAS,
+    OPT_KEY_MASK,
     OPT_KEY_BIAS,
     OPT_INTERVALS,
     OPT_SINK,
@@ -91,6 +94,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"scale", required_argument, 0, OPT_SCALE},
                                         {"mask", no_argument, 0, OPT_MASK},
                                         {"bias", no_argument, 0, OPT_BIAS},
+                                        {"key-mask", no_argument, 0, OPT_KEY_MASK},
                                         {"key-bias", no_argument, 0, OPT_KEY_BIAS},
                                         {"intervals", no_argument, 0, OPT_INTERVALS},
                                         {"sink", no_argument, 0, OPT_SINK},
@@ -147,6 +151,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_SCALE: return r->has_scale = parse_real(name, text, &p->softmax_scale);
     case OPT_MASK: return p->has_mask = 1;
     case OPT_BIAS: return p->has_bias = 1;
+    case OPT_KEY_MASK: return r->has_key_mask = p->has_mask = 1;
     case OPT_KEY_BIAS: return r->has_key_bias = p->has_bias = 1;
     case OPT_INTERVALS: return p->has_intervals = 1;
     case OPT_SINK: return p->has_sink = 1;
@@ -171,6 +176,8 @@ static void fill_defaults(struct request *r) {
     const int64_t full[4] = {p->batch, p->heads, p->seqlen_q, p->seqlen_k};
     if (p->has_mask)
         memcpy(p->mask_shape, full, sizeof full);
+    if (r->has_key_mask)
+        p->mask_shape[1] = p->mask_shape[2] = 1;
     if (p->has_bias)
         memcpy(p->bias_shape, full, sizeof full);
     if (r->has_key_bias) {

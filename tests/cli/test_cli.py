@@ -77,6 +77,7 @@ GOLDEN_COMMANDS = {
     "cache_build_no_set": "cache build --device sm_90 --set nowhere.txt",
     "cache_pack_nothing": "cache pack",
     "plan_packed": "plan --device cpu:scalar --varlen --batch 3 --key-bias --heads 4 --heads-kv 2 --causal --seqlen-q 77",
+    "plan_key_mask": "plan --device sm_90 --pass backward --key-mask --head-dim 128 --dtype bf16 --json",
 }
 
 
