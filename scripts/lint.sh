@@ -24,6 +24,7 @@ check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
 check "wrappers" python3 scripts/check_wrappers.py
 check "mutations" python3 scripts/mutate.py --check
 check "selection tables" python3 scripts/selection_table.py build/tests/selection-table --check
+check "plans of ordinary problems" python3 scripts/which_kernel.py build/fdm --check
 check "verified" python3 scripts/verified.py --check
 check "tables of the companions" python3 scripts/companions_table.py --check
 check "table of README.md" python3 scripts/readme_table.py --check
