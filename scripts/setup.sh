@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # setup.sh: brings what a make target needs: Debian packages where they are missing, and the Python environment in .venv.
-# Usage: scripts/setup.sh build|test|ci|languages   languages: for scripts/test_bindings.sh; too slow to get for ci
+# Usage: scripts/setup.sh build|test|ci|site|languages   languages: for scripts/test_bindings.sh; too slow to get for ci
 set -euo pipefail
 cd "$(dirname "$0")/.."
 level=${1:-build}
@@ -44,6 +44,9 @@ fi
 wheels=("meson>=1.3,<2" "ninja" "meson-python>=0.16")
 case $level in
 test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "matplotlib" "safetensors" "nvidia-cuda-nvrtc>=13,<14" "transformers>=5.17,<5.24" "jax>=0.10") ;;
+esac
+case $level in
+ci | site) wheels+=("sphinx>=8.1,<10" "myst-parser>=4,<6" "furo>=2025.12") ;;
 esac
 [ -x .venv/bin/python ] || python3 -m venv .venv
 stamp=.venv/.setup-$(printf '%s\n' "${wheels[@]}" | cksum | cut -d' ' -f1)
