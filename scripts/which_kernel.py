@@ -106,29 +106,34 @@ def verified(device: str, kernels: list[str]) -> str:
             f"- [compiled](verified.md#cuda-kernels-compiled) for them: {share('compiled')}")
 
 
-def device_table(tool: str, device: str) -> str:
-    asked = [(each_pass, name, length, options.removesuffix("S") + length)
-             for each_pass in BOTH for name, passes, options in PROBLEMS if each_pass in passes
+def pass_table(tool: str, device: str, each_pass: str) -> tuple[str, set[str]]:
+    """A row for each plan, with the problems that get it; and the kernels."""
+    asked = [(name, length, options.removesuffix("S") + length)
+             for name, passes, options in PROBLEMS if each_pass in passes
              for length in (LENGTHS if options.endswith(" S") else ("",))]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        plans = list(pool.map(lambda each: plan(tool, device, each[0], each[3]), asked))
+        plans = list(pool.map(lambda each: plan(tool, device, each_pass, each[2]), asked))
     rows: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for (each_pass, name, length, _), made in zip(asked, plans):
-        rows.setdefault((each_pass, *made), []).append((name, length))
-    kernels = sorted({made[0] for made in plans} - {"none"})
-    text = f"## `{device}`\n\n{verified(device, kernels)}\n\n"
-    text += "| problem | pass | kernel | choice | shared, KB | because |\n|---|---|---|---|---|---|\n"
-    for (each_pass, kernel, choice, shared, reason), problems in rows.items():
-        codes = ("none", "") if kernel == "none" else (f"`{kernel}`", f"`{choice}`")
+    for (name, length, _), made in zip(asked, plans):
+        rows.setdefault(made, []).append((name, length))
+    text = f"The {each_pass}:\n\n| problem | kernel, choice | shared, KB | because |\n|---|---|---|---|\n"
+    for (kernel, choice, shared, reason), problems in rows.items():
+        codes = "none" if kernel == "none" else f"`{kernel}`, `{choice}`"
         reason = reason.replace("|", "\\|")
-        text += f"| {named(problems)} | {each_pass} | {' | '.join(codes)} | {shared} | {reason} |\n"
-    return text
+        text += f"| {named(problems)} | {codes} | {shared} | {reason} |\n"
+    return text, {made[0] for made in plans} - {"none"}
+
+
+def device_section(tool: str, device: str) -> str:
+    made = [pass_table(tool, device, each_pass) for each_pass in BOTH]
+    kernels = sorted(set().union(*(kernels for _, kernels in made)))
+    return "\n".join([f"## `{device}`\n", f"{verified(device, kernels)}\n", *(text for text, _ in made)])
 
 
 def tables(tool: str) -> dict[str, str]:
     problems = "| problem | `fdm plan` |\n|---|---|\n"
     problems += "".join(f"| {name} | `{shortened(options)}` |\n" for name, _, options in PROBLEMS)
-    return {"problems": problems, "devices": "\n".join(device_table(tool, device) for device in DEVICES)}
+    return {"problems": problems, "devices": "\n".join(device_section(tool, device) for device in DEVICES)}
 
 
 def main(tool: str, check: bool) -> int:
