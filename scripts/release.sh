@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# release.sh: every file of a release into dist/: the sources, wheels, C archives, wheels of compiled kernels, their
-# checksums (SHA256SUMS) and a bill of materials (CycloneDX). It publishes nothing, and says so: without --dry-run it
-# ends before the first step. Usage: scripts/release.sh --dry-run
+# release.sh: every file of a release into dist/: the sources, wheels, C archives, wheels of compiled kernels, the
+# documentation site, their checksums (SHA256SUMS) and a bill of materials (CycloneDX). It publishes nothing, and says
+# so: without --dry-run it ends before the first step. Usage: scripts/release.sh --dry-run
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" != --dry-run ]; then
@@ -16,5 +16,8 @@ for place in "meson.build:version: '$version'" "CITATION.cff:version: $version" 
 done
 rm -rf dist
 scripts/wheels.sh
+scripts/site.sh
+tar --sort=name --mtime="@$(git log -1 --format=%ct)" --owner=0 --group=0 --numeric-owner \
+    --transform "s,^build-site,flash-dmattn-$version-docs," -cJf "dist/flash-dmattn-$version-docs.tar.xz" build-site
 build-wheels/venv/bin/python scripts/bill_of_materials.py dist "$version" "$(git rev-parse HEAD)"
 (cd dist && sha256sum -- * | tee SHA256SUMS | wc -l | sed "s/\$/ files of $version in dist; nothing was published/")
