@@ -21,11 +21,10 @@ struct adder {
 
     /* How many blocks add to the step's rows before this one. */
     __device__ __forceinline__ int find_turn() const {
-#if ORDERED && LISTED
-        return visits_before(*visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32), k.turn);
-#else
+        if (ORDERED && LISTED)
+            return visits_before(*visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32),
+                                 k.turn);
         return blocks_before(a, k, added.tile);
-#endif
     }
 
     /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them.

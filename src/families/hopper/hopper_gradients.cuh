@@ -40,16 +40,10 @@ __device__ __forceinline__ int listed_after(uint32_t seen, int tile) {
 struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
-#if LISTED
-#    if ORDERED
-    int turn; /* which of its head's begins */
-#    endif
-    int last_tile;
-    uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
-    __device__ __forceinline__ int highest_tile() const { return last_tile; }
-#else
-    __device__ __forceinline__ int highest_tile() const { return first_tile + tiles - 1; }
-#endif
+    int turn;             /* ORDERED, LISTED: which of its head's begins */
+    int last_tile;        /* LISTED */
+    uint32_t seen;        /* LISTED: address of a bit for each tile; the others up to last_tile have no step */
+    __device__ __forceinline__ int highest_tile() const { return LISTED ? last_tile : first_tile + tiles - 1; }
     /* The walk of a head. DESCENDS: from the last rows to the first: blocks whose last rows are the same begin together
      * then, and read and add to the same rows at the same time. */
     __device__ __forceinline__ int begin_tile() const { return DESCENDS ? highest_tile() : first_tile; }
@@ -57,9 +51,8 @@ struct key_block {
     __device__ __forceinline__ int tile_after(int tile) const {
         if (tile == end_tile())
             return begin_tile();
-#if !LISTED
-        return DESCENDS ? tile - 1 : tile + 1;
-#else
+        if (!LISTED)
+            return DESCENDS ? tile - 1 : tile + 1;
         if (DESCENDS) {
             uint32_t at = seen + --tile / 32 * 4, bits = ld_shared_4(at) << (31 - tile % 32) >> (31 - tile % 32);
             while (!bits)
@@ -67,7 +60,6 @@ struct key_block {
             return (int)(at - seen) * 8 + 31 - __clz(bits);
         }
         return listed_after(seen, tile);
-#endif
     }
 };
 
@@ -121,9 +113,7 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     k.part = at.head % parts;
     k.kv_head = at.head / parts % a.in.in.heads_kv;
     k.batch = at.head / parts / a.in.in.heads_kv;
-#if ORDERED && LISTED
     k.turn = at.turn;
-#endif
     k.first_key = at.block * BLOCK_N;
     k.first_head = k.kv_head * a.in.in.group + k.part * part_heads;
     const struct sequence s = find_sequence(a.in.in, k.batch);
@@ -137,8 +127,7 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     return k;
 }
 
-#if ORDERED && LISTED
-/* Where the turn-th block of a head (of all batches) is. */
+/* ORDERED, LISTED: where the turn-th block of a head (of all batches) is. */
 __device__ __forceinline__ int place_of(const struct hopper_backward_params &a, int head, int turn) {
     const int first = head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
@@ -152,7 +141,7 @@ __device__ __forceinline__ uint64_t *visits_of(const struct hopper_backward_para
 __device__ __forceinline__ int visits_before(uint64_t word, int turn) {
     return (int)(word >> 32) + __popc((uint32_t)word & ((1u << turn % 32) - 1));
 }
-#endif
+
 /* How many blocks of keys have a tile of rows in their walk before this one, which has. */
 __device__ __forceinline__ int blocks_before(const struct hopper_backward_params &a, const struct key_block &k,
                                              int tile) {
@@ -285,20 +274,17 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float
                                             const struct score_sources &from) {
     const int lane = (int)tid_x_reread() % 32;
     const float unit = score_unit(a.in.in);
-#if KEYED
-    const uint32_t keys = from.keys + (tid_x_reread() / 32 % 4 * 16 + lane / 4) * 4;
-#else
-    const struct sequence at = find_sequence(a.in.in, batch);
-    const bool partial = first_key + 64 > at.seqlen_k || first_row(a.in.in, at, first_key + 63) > row ||
-                         last_row(a.in.in, at, first_key) < row + BLOCK_M;
-#endif
-#if BIAS_TILE
-    const uint32_t bias_from = bias_address(from.bias, lane);
-    uint32_t bias[4];
-#elif BIAS
-    const float bias[2] = {__uint_as_float(ld_shared_4(keys + 8 * BLOCK_N)),
-                           __uint_as_float(ld_shared_4(keys + 8 * BLOCK_N + 32))};
-#endif
+    const uint32_t keys = KEYED ? from.keys + (tid_x_reread() / 32 % 4 * 16 + lane / 4) * 4 : 0;
+    const struct sequence at = KEYED ? sequence{} : find_sequence(a.in.in, batch);
+    bool partial = !KEYED && (first_key + 64 > at.seqlen_k || first_row(a.in.in, at, first_key + 63) > row ||
+                              last_row(a.in.in, at, first_key) < row + BLOCK_M);
+    const uint32_t bias_from = BIAS_TILE ? bias_address(from.bias, lane) : 0;
+    uint32_t bias_words[4];
+    float bias[2] = {};
+    if (BIAS && !BIAS_TILE) {
+        bias[0] = __uint_as_float(ld_shared_4(keys + 8 * BLOCK_N));
+        bias[1] = __uint_as_float(ld_shared_4(keys + 8 * BLOCK_N + 32));
+    }
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 8; i++) {
         uint32_t low[2] = {};
@@ -306,43 +292,34 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float
         find_group(lse, early, own_rows(from.lse, lane), i);
         if (BIAS)
             ld_shared_8(low[0], low[1], from.low + lane % 4 * 8 + i * 32);
-#if BIAS_TILE
-        if (i % 2 == 0)
-            ldmatrix_x4_trans(bias, bias_from + i * 1024);
-#endif
+        if (BIAS_TILE && i % 2 == 0)
+            ldmatrix_x4_trans(bias_words, bias_from + i * 1024);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float of_pair = 0;
-#if BIAS_TILE
-            of_pair = unpack((uint16_t)(bias[i % 2 * 2 + e / 2] >> e % 2 * 16));
-#elif BIAS
-            of_pair = bias[e / 2];
-#endif
+            const float of_pair =
+                BIAS_TILE ? unpack((uint16_t)(bias_words[i % 2 * 2 + e / 2] >> e % 2 * 16)) : bias[e / 2];
             s[4 * i + e] = exponent_of(s[4 * i + e], a.in.in, unit, of_pair, lse[e % 2], __uint_as_float(low[e % 2]));
         }
     }
     int first[2], last[2];
-#if KEYED
-    uint32_t covered[2];
-    ld_shared_8(covered[0], covered[1], from.covered);
-    const bool partial = (int)covered[0] > row || (int)covered[1] < row + BLOCK_M;
-    if (partial)
-        find_rows(first, last, keys, row);
-#else
-    if (partial)
-#    pragma unroll
+    if (KEYED) {
+        uint32_t covered[2];
+        ld_shared_8(covered[0], covered[1], from.covered);
+        partial = (int)covered[0] > row || (int)covered[1] < row + BLOCK_M;
+        if (partial)
+            find_rows(first, last, keys, row);
+    } else if (partial) {
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             const int key = first_key + (int)tid_x_reread() / 32 % 4 * 16 + lane / 4 + 8 * half;
             first[half] = first_row(a.in.in, at, key) - row;
             last[half] = key < at.seqlen_k ? last_row(a.in.in, at, key) - row : 0;
         }
-#endif
+    }
     if (partial)
         hide_rows(s, lane, first, last);
-#if MASK_TILE
-    if (from.masked)
+    if (MASK_TILE && from.masked)
         hide_masked(s, from.mask, from.mask_key);
-#endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)
         s[i] = ex2_approx(s[i]);
@@ -440,22 +417,23 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
     const bool computed = k.steps > 0;
     if (!to.data)
         return;
-#if PARTS
-    const int lane = threadIdx.x % 32, key = lane / 4;
-    const int64_t begin = VARLEN ? find_sequence(a.in.in, k.batch).k_begin : (int64_t)k.batch * a.in.in.seqlen_k;
-    const int64_t head = (int64_t)k.kv_head * a.in.group_parts + k.part;
-    float *from_head = sums + (head * a.in.key_rows + begin) * columns + lane % 4 * 2;
-#    pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int number = are_sorted(a) ? *sorted_keys(a, k, warp_key + key + 8 * half) : first + key + 8 * half;
-        float *of_key = from_head + (int64_t)number * columns;
-        if (number < first + count)
-#    pragma unroll
-            for (int n = 0; n < columns / 8; n++)
-                *(float2 *)(of_key + 8 * n) =
-                    computed ? make_float2(x[4 * n + 2 * half], x[4 * n + 2 * half + 1]) : make_float2(0, 0);
+    if (PARTS) {
+        const int lane = threadIdx.x % 32, key = lane / 4;
+        const int64_t begin = VARLEN ? find_sequence(a.in.in, k.batch).k_begin : (int64_t)k.batch * a.in.in.seqlen_k;
+        const int64_t head = (int64_t)k.kv_head * a.in.group_parts + k.part;
+        float *from_head = sums + (head * a.in.key_rows + begin) * columns + lane % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int number = are_sorted(a) ? *sorted_keys(a, k, warp_key + key + 8 * half) : first + key + 8 * half;
+            float *of_key = from_head + (int64_t)number * columns;
+            if (number < first + count)
+#pragma unroll
+                for (int n = 0; n < columns / 8; n++)
+                    *(float2 *)(of_key + 8 * n) =
+                        computed ? make_float2(x[4 * n + 2 * half], x[4 * n + 2 * half + 1]) : make_float2(0, 0);
+        }
+        return;
     }
-#else
     if (are_sorted(a))
         store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2, a.in.in.seqlen_k,
                                                   head_dim, tile, warp_key, x, factor, computed,
@@ -463,7 +441,6 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
     else
         store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, k.k_begin + first), to.row * 2, count,
                                             head_dim, tile, warp_key, x, factor, computed);
-#endif
 }
 
 #endif

@@ -33,12 +33,8 @@ struct server {
     uint32_t scores;                /* tiles that were loaded */
     int *turns, turn;               /* SERVER_TURNS: of the warp's rows of the step before, to be handed on */
     int seen;                       /* what its turn was when the warp last looked: one that is coming */
-#if SERVER_TURNS && LISTED
-    uint64_t visits = 0; /* who comes to the step's rows */
-#endif
-#if DBIAS_TURNS
-    int dbias_turn = 0; /* of the step */
-#endif
+    uint64_t visits = 0;            /* SERVER_TURNS, LISTED: who comes to the step's rows */
+    int dbias_turn = 0;             /* DBIAS_TURNS: of the step */
 
     template <int panels>
     __device__ __forceinline__ void load_keys(uint32_t to, const struct cuda_tensor_map &map, uint32_t full) const {
@@ -122,11 +118,7 @@ struct server {
 
     /* SERVER_TURNS: how many blocks add to the step's rows before this one. */
     __device__ __forceinline__ int find_turn() const {
-#if SERVER_TURNS && LISTED
-        return visits_before(visits, k.turn);
-#else
-        return SERVER_TURNS ? blocks_before(a, k, added.tile) : 0;
-#endif
+        return !SERVER_TURNS ? 0 : LISTED ? visits_before(visits, k.turn) : blocks_before(a, k, added.tile);
     }
 
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
@@ -153,10 +145,8 @@ struct server {
             seen = ld_relaxed(own_turns);
         if (SERVER_TURNS && first == 0)
             hand_on(step);
-#if DBIAS_TURNS
-        if (first == 0)
+        if (DBIAS_TURNS && first == 0)
             hand_on_dbias();
-#endif
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
@@ -188,8 +178,8 @@ struct server {
             turn = own_turn;
         }
     }
-#if DBIAS_TURNS
-    /* The second warp waits for the turns at the gradient of a bias, and hands them on: the first one loads. */
+
+    /* DBIAS_TURNS: the second warp waits for the turns at the gradient of a bias, and hands them on: the first one loads. */
     __device__ __forceinline__ bool keeps_turns() const { return threadIdx.x / 32 % 4 == 1; }
     __device__ __forceinline__ int *dbias_semaphore() const {
         const struct gpu_scores &bias = a.in.in.bias;
@@ -203,18 +193,16 @@ struct server {
         const struct gpu_scores &bias = a.in.in.bias;
         const int first = added.head / bias.group * bias.group;
         const int others = (bias.batch ? 0 : k.batch * bias.group) + added.head - first;
-#    if LISTED
+        if (!LISTED)
+            return others;
         int count = 0;
-#        pragma unroll 1
+#pragma unroll 1
         for (int n = threadIdx.x % 32; n < others; n += 32) { /* those that come to the rows */
             const int batch = bias.batch ? k.batch : n / bias.group, kv_head = (first + n % bias.group) / a.in.in.group;
             const uint64_t *word = visits_of(a, batch * a.in.in.heads_kv + kv_head, added.tile, k.turn / 32);
             count += (int)(*word >> k.turn % 32 & 1);
         }
         return __reduce_add_sync(0xffffffff, count);
-#    else
-        return others;
-#    endif
     }
     __device__ __forceinline__ void await_dbias_turn() {
         if (!keeps_turns())
@@ -231,7 +219,7 @@ struct server {
         if (keeps_turns() && threadIdx.x % 32 == 0)
             hand_on_turn(dbias_semaphore(), dbias_turn);
     }
-#endif
+
     /* SERVER_TURNS: when the warp's additions of the step before `step` are complete, the next block may add to the
      * same rows. None is under way at the fence: it would wait for that too. */
     __device__ __forceinline__ void hand_on(int step) {
@@ -270,14 +258,12 @@ struct server {
                     load_scores(); /* when those of this step are read */
                 __syncwarp();
             }
-#if DBIAS_TURNS
-            await_dbias_turn();
-#endif
+            if (DBIAS_TURNS)
+                await_dbias_turn();
             if (SERVER_TURNS && threadIdx.x % 32 == 0) /* on its way while the warp waits */
                 seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
-#if SERVER_TURNS && LISTED
-            visits = *visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
-#endif
+            if (SERVER_TURNS && LISTED)
+                visits = *visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
             wait_full<DS_STAGES>(base + DS_FULL, step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
@@ -285,9 +271,8 @@ struct server {
             if (!NEEDS_DQ) {
                 if (DBIAS_TILE)
                     add_dbias(step);
-#if DBIAS_TURNS
-                hand_on_dbias();
-#endif
+                if (DBIAS_TURNS)
+                    hand_on_dbias();
                 release<DS_STAGES>(base + DS_EMPTY, step);
             } else if (HALVES == 2) {
                 add_columns<64, 0>(step);
