@@ -31,6 +31,7 @@ WORK = ROOT / "build-wheels"
 DIST = ROOT / "dist"
 MOST_BYTES = 5 << 20
 RANDOM_PROBLEMS = "60"
+EXAMPLES = ("attention_forward", "attention_backward", "topw")  # of C, without a CUDA device
 VERSION = re.search(r"(?m)^version = \"(.*)\"", (ROOT / "pyproject.toml").read_text())[1]
 
 
@@ -220,15 +221,29 @@ Cflags: -I${includedir}
 """
 
 
+def write_cmake(folder: pathlib.Path, target: Target) -> None:
+    """The files of CMake's package, by the templates that Meson uses."""
+    place = folder / "lib" / "cmake" / "flash_dmattn"
+    place.mkdir(parents=True)
+    library = f"bin/{target.library}" if target.system == "windows" else f"lib/{target.links[-1]}"
+    facts = {"VERSION": VERSION, "UP_TO_PREFIX": "../../..", "INCLUDEDIR": "include", "LIBRARY": library,
+             "IMPORT_LIBRARY": "lib/libflash_dmattn.dll.a"}
+    for template in (ROOT / "src" / "cmake").glob("*.in"):
+        text = re.sub(r"@(\w+)@", lambda match: facts[match[1]], template.read_text())
+        (place / template.stem).write_text(text)
+
+
 def pack_c(name: str, target: Target, built: pathlib.Path) -> pathlib.Path:
-    """An archive with header, library, tool and the file of pkg-config, which may be unpacked anywhere."""
+    """An archive with header, library, tool, examples and the files of pkg-config and CMake, to be unpacked anywhere."""
     folder = WORK / f"{name}-c" / f"flash-dmattn-{VERSION}-{name}"
     shutil.rmtree(folder.parent, ignore_errors=True)
-    for part in ("include", "lib/pkgconfig", "bin"):
+    for part in ("include", "lib/pkgconfig", "bin", "examples"):
         (folder / part).mkdir(parents=True)
     shutil.copy(ROOT / "include" / "flash_dmattn.h", folder / "include")
-    for file in ("LICENSE", "examples/attention_forward.c"):
-        shutil.copy(ROOT / file, folder)
+    shutil.copy(ROOT / "LICENSE", folder)
+    for file in (*(ROOT / "examples").glob("*.c"), ROOT / "examples" / "CMakeLists.txt"):
+        shutil.copy(file, folder / "examples")
+    write_cmake(folder, target)
     shutil.copy(built / "src" / target.library, folder / ("bin" if target.system == "windows" else "lib"))
     if target.system == "windows":
         shutil.copy(built / "src" / "libflash_dmattn.dll.a", folder / "lib")
@@ -243,23 +258,36 @@ def pack_c(name: str, target: Target, built: pathlib.Path) -> pathlib.Path:
     return archive
 
 
-def run_example(name: str, target: Target, archive: pathlib.Path) -> str:
-    """Compiles the archive's own example with what is unpacked beside it, and runs it where this machine can."""
-    place = WORK / f"{name}-c" / "unpacked"
+def run_by_cmake(folder: pathlib.Path) -> None:
+    """Configures, builds and runs the unpacked examples by this machine's CMake and compiler."""
+    run("cmake", "-S", folder / "examples", "-B", folder / "built", f"-DCMAKE_PREFIX_PATH={folder}")
+    run("cmake", "--build", folder / "built")
+    for example in EXAMPLES:
+        run(folder / "built" / example, env=os.environ | {"LD_LIBRARY_PATH": str(folder / "lib")})
+
+
+def run_examples(name: str, target: Target, archive: pathlib.Path) -> str:
+    """Compiles the archive's own examples with what is unpacked beside them, and runs them where this machine can."""
     with tarfile.open(archive) as tar:
-        tar.extractall(place, filter="data")
-    folder = next(place.iterdir())
-    windows = target.system == "windows"
-    program = folder / "bin" / ("attention_forward.exe" if windows else "attention_forward")
-    library = [folder / "lib" / "libflash_dmattn.dll.a"] if windows else ["-L", folder / "lib", "-lflash_dmattn"]
-    run(sys.executable, "-m", "ziglang", "cc", "-target", target.triple, folder / "attention_forward.c", "-I", folder / "include",
-        *library, *([] if windows else ["-lm"]), "-o", program)
-    words = runner_of(target)
-    if words is None or "musl" in target.triple:  # musl's loader is not here
-        return "example compiled"
-    place = {"QEMU_SET_ENV": f"LD_LIBRARY_PATH={folder / 'lib'}"} if words else {"LD_LIBRARY_PATH": str(folder / "lib")}
-    run(*words, program, env=os.environ | place)  # it compares its result itself
-    return "example compiled and run"
+        tar.extractall(WORK / f"{name}-c" / "unpacked", filter="data")
+    folder = next((WORK / f"{name}-c" / "unpacked").iterdir())
+    windows, words = target.system == "windows", runner_of(target)
+    library = [folder / "lib" / "libflash_dmattn.dll.a"] if windows else ["-L", folder / "lib", "-lflash_dmattn", "-lm"]
+    runs = words is not None and "musl" not in target.triple  # musl's loader is not here
+    for example in EXAMPLES:
+        program = folder / "bin" / (f"{example}.exe" if windows else example)
+        run(sys.executable, "-m", "ziglang", "cc", "-target", target.triple, folder / "examples" / f"{example}.c", "-I",
+            folder / "include", *library, "-o", program)
+        if runs:  # an example compares its result itself
+            libraries = str(folder / "lib")
+            place = {"QEMU_SET_ENV": f"LD_LIBRARY_PATH={libraries}"} if words else {"LD_LIBRARY_PATH": libraries}
+            run(*words, program, env=os.environ | place)
+    if name != "manylinux-x86_64":
+        return f"examples compiled{' and run' if runs else ''}"
+    if shutil.which("cmake") is None:
+        return "examples compiled and run; the package file for CMake was not tried, CMake is not here"
+    run_by_cmake(folder)
+    return "examples compiled and run, and again by CMake"
 
 
 # ---- checking ----
@@ -418,11 +446,11 @@ def main() -> None:
         check(wheel, target, built)
         archive = pack_c(name, target, built)
         ran = [run_checks(target, built)] if shows_checks(target) else []
-        example = run_example(name, target, archive)
+        examples = run_examples(name, target, archive)
         if name == "manylinux-x86_64":
             ran += run_python(wheel)
         print(f"{name}: {wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s; "
-              f"{'; '.join(ran) or 'built, never run'}\n    {archive.name}, {archive.stat().st_size / 1e6:.2f} MB; {example}",
+              f"{'; '.join(ran) or 'built, never run'}\n    {archive.name}, {archive.stat().st_size / 1e6:.2f} MB; {examples}",
               flush=True)
     for arch in wanted:
         print(make_kernels(arch, next(native.glob("*.data")) / "scripts" / "fdm"), flush=True)
