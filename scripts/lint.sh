@@ -21,6 +21,7 @@ mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '
 check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 check "includes" python3 scripts/check_includes.py
 check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
+check "ABI" python3 scripts/check_abi.py
 check "wrappers" python3 scripts/check_wrappers.py
 check "mutations" python3 scripts/mutate.py --check
 check "selection tables" python3 scripts/selection_table.py build/tests/selection-table --check
