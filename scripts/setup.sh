@@ -22,6 +22,8 @@ languages)
 test | ci)
     need /usr/include/cmocka.h libcmocka-dev
     need pkg-config pkg-config # finds it, and the installed library
+    need cmake cmake           # the same
+    need abidiff abigail-tools
     header=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || echo none)
     need "$header" python3-dev
     ;;
