@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# release.sh: every file of a release into dist/: the sources, wheels, C archives, wheels of compiled kernels, the
-# documentation site, their checksums (SHA256SUMS) and a bill of materials (CycloneDX). It publishes nothing, and says
-# so: without --dry-run it ends before the first step. Usage: scripts/release.sh --dry-run
+# release.sh: every file of a release into dist/: the sources, wheels, C archives, wheels of compiled kernels, Debian
+# packages, the documentation site, their checksums (SHA256SUMS) and a bill of materials (CycloneDX). It publishes
+# nothing, and says so: without --dry-run it ends before the first step. Usage: scripts/release.sh --dry-run
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" != --dry-run ]; then
@@ -15,6 +15,7 @@ for place in "meson.build:version: '$version'" "CITATION.cff:version: $version" 
     grep -qF -- "${place#*:}" "${place%%:*}" || { echo "release: ${place%%:*} is not of $version" >&2 && exit 1; }
 done
 rm -rf dist
+scripts/deb.sh
 scripts/wheels.sh
 scripts/site.sh
 tar --sort=name --mtime="@$(git log -1 --format=%ct)" --owner=0 --group=0 --numeric-owner \

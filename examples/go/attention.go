@@ -1,5 +1,4 @@
-// attention.go: attention of float32 slices on the CPU, forward and backward, by cgo; main prints what
-// examples/simple.c does. cgo lets Go pass pointers to slices, but none to structs that hold such pointers, so that C
+// attention.go: attention of float32 slices on the CPU, forward and backward, by cgo. cgo lets Go pass pointers to slices, but none to structs that hold such pointers, so that C
 // fills fdm_tensors.
 package main
 
