@@ -1,5 +1,5 @@
-// attention.go: attention of float32 slices on the CPU, forward and backward, by cgo. cgo lets Go pass pointers to slices, but none to structs that hold such pointers, so that C
-// fills fdm_tensors.
+// attention.go: attention of float32 slices on the CPU, forward and backward, by cgo. cgo lets Go pass pointers to
+// slices, but none to structs that hold such pointers, so that C fills fdm_tensors.
 package main
 
 /*
