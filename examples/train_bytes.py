@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterator, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ TRAIN_FILES = """argparse ast bdb calendar cmd codecs configparser contextlib co
 VALIDATION_FILES = "shutil tarfile textwrap http/client json/decoder logging/handlers".split()
 
 
-def read_text(names: list[str]) -> Tensor:
+def read_text(names: Sequence[str]) -> Tensor:
     """The bytes of standard library modules, one after the other."""
     folder = Path(os.__file__).parent
     files = [folder / f"{name}.py" for name in names]
@@ -58,7 +58,8 @@ class DenseAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, seqlen, width = x.shape
         q, k, v = self.qkv(x).view(batch, seqlen, 3, self.heads, -1).unbind(2)  # each [B, S, H, D]
-        return self.out(self.attend(q, k, v).reshape(batch, seqlen, width))
+        out: Tensor = self.out(self.attend(q, k, v).reshape(batch, seqlen, width))
+        return out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
@@ -99,7 +100,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class ByteModel(nn.Module):
@@ -110,14 +112,14 @@ class ByteModel(nn.Module):
         torch.manual_seed(options.seed)
         width, heads = options.width, options.heads
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(options.seq, width)
-        attention = [
+        self.attention: list[DenseAttention] = [
             DenseAttention(width, heads) if window is None else DynamicMaskAttention(width, heads, window)
             for _ in range(options.layers)
         ]
-        self.blocks = nn.ModuleList(Block(width, each) for each in attention)
+        self.blocks = nn.ModuleList(Block(width, each) for each in self.attention)
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
         generator = torch.Generator().manual_seed(options.seed)
-        for each in attention:
+        for each in self.attention:
             if isinstance(each, DynamicMaskAttention):
                 each.add_bias_parameters(generator)
 
@@ -125,14 +127,16 @@ class ByteModel(nn.Module):
         x = self.bytes(text) + self.places.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
     def loss(self, text: Tensor) -> Tensor:
         """Mean nats per byte of text [B, S + 1]."""
         return F.cross_entropy(self(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
     def visible_fraction(self) -> float:
-        return float(sum(block.attention.visible_fraction for block in self.blocks)) / len(self.blocks)
+        fractions = [float(each.visible_fraction) for each in self.attention if isinstance(each, DynamicMaskAttention)]
+        return sum(fractions) / len(fractions)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -224,7 +228,9 @@ def save_bias(run: Run, text: Tensor, options: argparse.Namespace) -> None:
     import numpy
 
     run.loss(text[None, : options.seq + 1].to(run.device))
-    numpy.save(options.save_bias, run.model.blocks[0].attention.last_bias.float().cpu().numpy())
+    first = run.model.attention[0]
+    assert isinstance(first, DynamicMaskAttention) and first.last_bias is not None
+    numpy.save(options.save_bias, first.last_bias.float().cpu().numpy())
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------

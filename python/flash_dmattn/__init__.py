@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     from . import _native
@@ -28,6 +28,11 @@ from ._arrays import attention, attention_backward
 from ._gemm import gemm
 from ._merge import merge
 from ._softmax import softmax
+
+if TYPE_CHECKING:  # what __getattr__ imports
+    from . import masks
+    from ._sdpa import scaled_dot_product_attention
+    from ._torch import flash_dmattn_func, flash_dmattn_func_auto, flash_dmattn_varlen_func
 
 __version__: str = _native.version()
 __all__ = [

@@ -47,7 +47,7 @@ def flag_of(value: Any, name: str) -> bool:
         return False
     if type(value) is int and value in (0, 1):
         return value == 1
-    if str(getattr(value, "dtype", None)) == "bool" and value.shape == ():
+    if str(getattr(value, "dtype", None)) == "bool" and getattr(value, "shape", None) == ():
         return bool(value)
     if isinstance(value, float) and name == "is_causal":
         raise TypeError(f"{name} is {value}, which is not a bool; {_FLASH_ATTN_ORDER}")
@@ -58,7 +58,7 @@ def integer_of(value: Any, name: str) -> int:
     """An integer that the library can take, of anything that is one to Python."""
     if type(value) is not int:
         if _is_symbol(value):
-            return value
+            return value  # type: ignore[no-any-return]
         if not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
             raise TypeError(f"{name} is {said(value)}; it must be an integer")
         try:
@@ -67,7 +67,7 @@ def integer_of(value: Any, name: str) -> int:
             raise TypeError(f"{name} is {said(value)}; it must be an integer") from None
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{name} is {value}; it must fit 64 bits")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def at_least(least: int, value: Any, name: str) -> int:
@@ -75,7 +75,7 @@ def at_least(least: int, value: Any, name: str) -> int:
     value = integer_of(value, name)
     if value < least:
         raise ValueError(f"{name} is {value}; it must be at least {least}")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def number_of(value: Any, name: str) -> Any:
@@ -387,7 +387,7 @@ def check_axes(arrays: Sequence[Any], names: Sequence[str], axes: int) -> None:
 
 def with_layout_hint(error: ValueError, q: Any, k: Any) -> ValueError:
     """The error of a call, and who takes its tensors where their axes 1 and 2 seem to have changed places."""
-    shapes = [tuple(getattr(each, "shape", ())) for each in (q, k)]
+    shapes: Any = [tuple(getattr(each, "shape", ())) for each in (q, k)]
     if any(len(shape) != 4 for shape in shapes) or not any(word in str(error) for word in ("shape", "heads", "length")):
         return error
     (_, heads, _, _), (_, heads_kv, keys, _) = shapes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _arguments, _native
 from ._arguments import (
@@ -139,6 +139,21 @@ def borrow(
     return borrowed
 
 
+def borrow_needed(
+    array: Any,
+    name: str,
+    device: Optional[Device] = None,
+    stream: int = 0,
+    written: bool = False,
+    beside: str = "q",
+) -> Borrowed:
+    """borrow() of an array that must be there."""
+    borrowed = borrow(array, name, device, stream, written, beside)
+    if borrowed is None:
+        raise TypeError(f"{name} is None; it must be an array")
+    return borrowed
+
+
 def describe(array: Any, name: str) -> Any:
     """An array as the extension takes it; None stays None."""
     borrowed = borrow(array, name)
@@ -176,13 +191,11 @@ class _Call:
             raise ValueError("stream is given, but q is on the CPU; streams are for arrays on a CUDA device")
         self.lender = lender_of(q, self.device, handle)
 
-    def borrow(self, array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
-        return borrow(array, name, self.device, self.lender.stream, written)
+    def borrow(self, array: Any, name: str) -> Optional[Borrowed]:
+        return borrow(array, name, self.device, self.lender.stream)
 
     def required(self, array: Any, name: str) -> Borrowed:
-        if array is None:
-            raise TypeError(f"{name} is None; it must be an array")
-        return self.borrow(array, name)  # type: ignore[return-value]
+        return borrow_needed(array, name, self.device, self.lender.stream)
 
     def take(
         self,
@@ -201,7 +214,7 @@ class _Call:
         if cu_q is None:
             extents = dense_extents(q.shape, k.shape)
         else:
-            longest = [most or _longest(offsets) for most, offsets in zip(settings, (cu_q, cu_k))]
+            longest = [most or _longest(offsets) for most, offsets in zip(settings[:2], (cu_q, cu_k))]
             extents = packed_extents(q.shape, k.shape, cu_q.shape, longest)
         mask, bias = (
             self.borrow(each, name) if is_array(each) else each
@@ -211,13 +224,13 @@ class _Call:
         bias = None if bias is None else bias_with_four_axes(bias, extents)
         pair = (None, None) if intervals is None else interval_pair(intervals, q, settings[0])
         start, end = self.borrow(pair[0], "key_intervals start"), self.borrow(pair[1], "key_intervals end")
-        self.given = (q, k, v, mask, bias, start, end, cu_q, cu_k, self.borrow(sink, "sink"))
+        self.given: Tuple[Any, ...] = (q, k, v, mask, bias, start, end, cu_q, cu_k, self.borrow(sink, "sink"))
 
-    def output(self, array: Any, name: str, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Optional[Borrowed]]:
+    def output(self, array: Any, name: str, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Borrowed]:
         """The caller's array, or a new one; as it is, and borrowed."""
         if array is None:
             array = self.lender.empty(shape, dtype)
-        return array, self.borrow(array, name, True)
+        return array, borrow_needed(array, name, self.device, self.lender.stream, True)
 
     def rows(self) -> Tuple[Tuple[int, ...], str]:
         """Shape and dtype of lse."""
@@ -395,9 +408,9 @@ def attention_backward(
     known = [call.required(each, name) for each, name in ((out, "out"), (lse, "lse"))]
     flowing = [call.required(dout, "dout"), call.borrow(dlse, "dlse")]
     given = (dq, dk, dv, dbias, dsink)
-    made = [
+    made: List[Tuple[Any, Optional[Borrowed]]] = [
         call.output(array, name, source.shape, source.dtype)
-        for array, name, source in zip(given, ("dq", "dk", "dv"), call.given)
+        for array, name, source in zip(given, ("dq", "dk", "dv"), call.given[:3])
     ]
     wants_dbias = flag_of(return_dbias, "return_dbias") or dbias is not None
     wants_dsink = flag_of(return_dsink, "return_dsink") or dsink is not None
@@ -428,17 +441,18 @@ def _dsink(call: _Call, dsink: Any) -> Tuple[Any, Borrowed]:
 
 
 def _attention_on_torch(
-    positional: Tuple[Any, ...], packing: Tuple[Any, ...], options: dict, handle: Optional[int]
+    positional: Tuple[Any, ...], packing: Tuple[Any, ...], options: Dict[str, Any], handle: Optional[int]
 ) -> Any:
     from . import _torch
 
     q, k, v, mask, bias, *rest = positional
+    packed: Any = _torch.flash_dmattn_varlen_func
     with _torch.on_stream(q.device, handle):
         if packing[0] is None:
             return _torch.flash_dmattn_func(*positional, **options)
         if options.pop("document_ids") is not None:
             raise ValueError("document_ids are given beside cu_seqlens, which say the documents")
-        return _torch.flash_dmattn_varlen_func(
+        return packed(
             q, k, v, *packing, softmax_scale=rest[0], is_causal=rest[1], softcap=rest[2], deterministic=rest[3],
             attn_mask=mask, attn_bias=bias, **options,
         )

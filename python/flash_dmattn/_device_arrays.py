@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from . import _native
 
@@ -36,13 +36,13 @@ def device_of(array: Any, name: str) -> Device:
         )
     if hasattr(array, "__dlpack__"):
         return CPU, 0
-    kind = type(array).__name__
+    given = type(array).__name__
     if hasattr(array, "__cuda_array_interface__"):
         raise TypeError(
-            f"{name} is a {kind}, which has __cuda_array_interface__ but not __dlpack__: give cupy.asarray({name}) or "
+            f"{name} is a {given}, which has __cuda_array_interface__ but not __dlpack__: give cupy.asarray({name}) or "
             f"torch.as_tensor({name})"
         )
-    raise TypeError(f"{name} is a {kind}; it must be a NumPy array or have __dlpack__")
+    raise TypeError(f"{name} is a {given}; it must be a NumPy array or have __dlpack__")
 
 
 def say(device: Device) -> str:
@@ -105,7 +105,7 @@ class DeviceArray:
     def __init__(self, shape: Tuple[int, ...], dtype: str, device: Device, stream: int) -> None:
         self.shape, self.dtype, self.stream = tuple(shape), dtype, stream
         elements = 1
-        strides = []
+        strides: List[int] = []
         for extent in reversed(self.shape):
             strides.insert(0, elements)
             elements *= extent
@@ -157,7 +157,7 @@ class _Handle:
 
 class _Cupy:
     def __init__(self, like: Any, index: int, stream: Optional[int]) -> None:
-        import cupy
+        import cupy  # pyright: ignore[reportMissingImports]
 
         self.cupy, self.like, self.index, self._given = cupy, like, index, stream
         self.stream = int(cupy.cuda.get_current_stream(index).ptr) if stream is None else stream

@@ -29,8 +29,8 @@ def _pairs(q: Tensor, k: Tensor, offsets: Tuple[Optional[Tensor], Optional[Tenso
 
 def _attention(inputs: Sequence[Any], settings: Sequence[Any]) -> int:
     q, k, v, *offsets = (inputs[POSITION[name]] for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"))
-    pairs = _pairs(q, k, tuple(offsets), (settings[SETTING["max_seqlen_q"]], settings[SETTING["max_seqlen_k"]]))
-    flops = 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
+    pairs = _pairs(q, k, (offsets[0], offsets[1]), (settings[SETTING["max_seqlen_q"]], settings[SETTING["max_seqlen_k"]]))
+    flops: int = 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
     return flops // 2 if settings[SETTING["causal"]] else flops
 
 

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from . import _native
 from ._arguments import flag_of, number_of
-from ._arrays import Borrowed, borrow, is_torch
+from ._arrays import Borrowed, borrow_needed, is_torch
 from ._device_arrays import CPU, device_of, handle_of, lender_of
 
 
@@ -42,8 +42,8 @@ def gemm(
     """
     if beta is None:
         beta = 0.0 if c is None else 1.0
-    numbers = (float(number_of(each, name)) for each, name in ((alpha, "alpha"), (beta, "beta")))
-    settings = (*numbers, flag_of(accumulate_float16, "accumulate_float16"), kernel)
+    alpha, beta = float(number_of(alpha, "alpha")), float(number_of(beta, "beta"))
+    settings = (alpha, beta, flag_of(accumulate_float16, "accumulate_float16"), kernel)
     handle = handle_of(stream)
     if is_torch(a):
         from . import _gemm_torch, _torch
@@ -55,10 +55,11 @@ def gemm(
         raise NotImplementedError("a is on the CPU; gemm is for arrays on a CUDA device (numpy.matmul)")
     lender = lender_of(a, device, handle)
 
-    def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
-        return borrow(array, name, device, lender.stream, written, "a")
+    def borrowed(array: Any, name: str, written: bool = False) -> Borrowed:
+        return borrow_needed(array, name, device, lender.stream, written, "a")
 
-    left, right, old = borrowed(a, "a"), borrowed(b, "b"), borrowed(c, "c")
+    left, right = borrowed(a, "a"), borrowed(b, "b")
+    old = None if c is None else borrowed(c, "c")
     for each, name in ((left, "a"), (right, "b")):
         if each.ndim not in (2, 3):
             raise ValueError(f"{name} has {each.ndim} axes; it needs 2, or 3 with a batch")

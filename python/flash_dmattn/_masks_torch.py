@@ -238,7 +238,8 @@ differentiate("key_bias_backward", refuse_second_order)
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-def _new_slot(bias: Tensor, k: Any, v: Any, key: Tensor, slot_bias: Tensor, length: Tensor, *others: Any) -> Tensor:
+def _new_slot(*tensors: Any) -> Tensor:
+    length: Tensor = tensors[5]
     return length.new_empty(length.shape)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 from . import _native
-from ._arrays import Borrowed, borrow, is_torch
+from ._arrays import Borrowed, borrow_needed, is_torch
 from ._device_arrays import CPU, device_of, handle_of, lender_of
 
 
@@ -25,7 +25,7 @@ def check_merge(arrays: Sequence[Any]) -> bool:
         axes = out1.ndim - (name not in ("out1", "out2"))
         if array is not None and array.ndim != axes:
             raise ValueError(f"{name} has {array.ndim} axes; beside out1 with {out1.ndim} it needs {axes}")
-    return out1.ndim == 3
+    return bool(out1.ndim == 3)
 
 
 def merge(
@@ -68,12 +68,14 @@ def merge(
         raise ValueError("stream is given, but out1 is on the CPU; streams are for arrays on a CUDA device")
     lender = lender_of(out1, device, handle)
 
-    def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
-        return borrow(array, name, device, lender.stream, written, "out1")
+    def borrowed(array: Any, name: str, written: bool = False) -> Borrowed:
+        return borrow_needed(array, name, device, lender.stream, written, "out1")
 
-    given = [borrowed(array, name) for array, name in zip(arrays, NAMES)]
+    low = ("lse_low1", "lse_low2")
+    given = [None if each is None and name in low else borrowed(each, name) for each, name in zip(arrays, NAMES)]
     packed = check_merge(given)
-    results = [lender.empty(each.shape, each.dtype) for each in (given[0], given[1], *given[1 : 1 + with_low])]
+    like = [borrowed(out1, "out1"), *[borrowed(lse1, "lse1")] * (1 + with_low)]
+    results = [lender.empty(each.shape, each.dtype) for each in like]
     written = [borrowed(each, name, True) for each, name in zip(results, ("out", "lse", "lse_low"))]
     views = [each and (each.reshape(1, *each.shape) if packed else each).arguments() for each in (*given, *written)]
     _native.merge(*views, *[None] * (not with_low), lender.stream)

@@ -79,7 +79,7 @@ differentiate("merge", _backward, _save)
 
 def merge(parts: Sequence[Optional[Tensor]]) -> Results:
     """flash_dmattn.merge() of tensors in the order of NAMES: (out, lse, lse_low)."""
-    out1 = parts[0]
+    out1: Any = parts[0]
     for tensor, name in zip(parts, NAMES):
         if tensor is None and name in ("lse_low1", "lse_low2"):
             continue
@@ -90,4 +90,5 @@ def merge(parts: Sequence[Optional[Tensor]]) -> Results:
             raise ValueError(f"{name} is on {tensor.device}, but out1 is on {out1.device}")
     check_merge(parts)
     refuse_transforms(parts)
-    return torch.ops.flash_dmattn.merge(*parts)
+    results: Results = torch.ops.flash_dmattn.merge(*parts)
+    return results

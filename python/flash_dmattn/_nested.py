@@ -21,7 +21,7 @@ def _check(tensors: Tuple[Any, ...]) -> None:
                 f"{name} is a nested tensor of {tensor.dim()} axes, ragged along axis {ragged}; "
                 "it must be [batch, seqlen, heads, head_dim], ragged along axis 1"
             )
-        if tensor.lengths() is not None:
+        if tensor.lengths() is not None:  # type: ignore[attr-defined]
             raise ValueError(f"{name} is a nested tensor with gaps between its sequences; give {name}.contiguous()")
     if tensors[1].offsets() is not tensors[2].offsets():
         raise ValueError("key and value are nested tensors with offsets of their own; make both of one offsets tensor")
@@ -32,7 +32,7 @@ def _longest(nested: Any) -> int:
     known = nested._maybe_max_seqlen
     if known is None:
         known = nested.values().shape[0] if torch.compiler.is_compiling() else nested._get_max_seqlen()
-    return known
+    return known  # type: ignore[no-any-return]
 
 
 def attend_jagged(

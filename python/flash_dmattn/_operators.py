@@ -56,10 +56,11 @@ def refuse_transforms(tensors: Sequence[Any]) -> None:
     if torch.compiler.is_compiling():
         return
     if torch._C._are_functorch_transforms_active():
-        for interpreter in torch._C._functorch.get_interpreter_stack():
-            if interpreter.key() == torch._C._functorch.TransformType.Vmap:
+        functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+        for interpreter in functorch.get_interpreter_stack():
+            if interpreter.key() == functorch.TransformType.Vmap:
                 raise RuntimeError(NO_VMAP)
-            if interpreter.key() == torch._C._functorch.TransformType.Jvp:
+            if interpreter.key() == functorch.TransformType.Jvp:
                 raise RuntimeError(NO_FORWARD_MODE)
         raise RuntimeError(NO_FUNCTORCH)
     elif forward_ad._current_level >= 0:
@@ -104,7 +105,7 @@ def is_plain(*tensors: Optional[Tensor]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state()
-        or torch.autograd._profiler_enabled()
+        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         or forward_ad._current_level >= 0
         or any(each is not None and type(each) not in (Tensor, torch.nn.Parameter) for each in tensors)
         or (torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors))

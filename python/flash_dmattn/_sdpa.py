@@ -25,6 +25,11 @@ def _four_axes(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 4 else tensor[(None,) * (4 - tensor.dim())]
 
 
+def _offsets(nested: Any) -> Tensor:
+    offsets: Tensor = nested.offsets()
+    return offsets
+
+
 def _common(extents: Sequence[int]) -> int:
     """What extents broadcast to; 0 where they do not."""
     extent = next((each for each in extents if each != 1), 1)
@@ -95,7 +100,7 @@ def scaled_dot_product_attention(
     window, gqa = (-1, -1), flag_of(enable_gqa, "enable_gqa")
     if query.is_nested:
         q, k, v, mask = query, key, value, attn_mask
-        if is_causal and not (key.is_nested and query.offsets() is key.offsets()):
+        if is_causal and not (key.is_nested and _offsets(query) is _offsets(key)):
             raise ValueError("is_causal is True, but query and key are nested tensors with offsets of their own")
     else:
         q, k, v, mask = _broadcast((query, key, value), attn_mask, gqa)
@@ -105,7 +110,8 @@ def scaled_dot_product_attention(
         elif is_causal and rows > keys:  # the library's own causal mask ends at the last row
             is_causal, window = False, (-1, rows - keys)
     kinds = (mask, None) if mask is None or mask.dtype is torch.bool else (None, mask)
+    visible, bias = kinds
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    out = _torch.flash_dmattn_func(q, k, v, *kinds, scale, is_causal, window_size=window).transpose(1, 2)
+    out = _torch.flash_dmattn_func(q, k, v, visible, bias, scale, is_causal, window_size=window).transpose(1, 2)
     axes = max(each.dim() for each in (query, key, value))
     return out if axes == 4 else out[(0,) * (4 - axes)]

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from . import _native
 from ._arguments import flag_of, number_of
-from ._arrays import Borrowed, borrow, is_torch
+from ._arrays import Borrowed, borrow_needed, is_torch
 from ._device_arrays import CPU, device_of, handle_of, lender_of
 
 
@@ -45,10 +45,10 @@ def softmax(
         raise NotImplementedError("x is on the CPU; softmax is for arrays on a CUDA device (scipy.special.softmax)")
     lender = lender_of(x, device, handle)
 
-    def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
-        return borrow(array, name, device, lender.stream, written, "x")
+    def borrowed(array: Any, name: str, written: bool = False) -> Borrowed:
+        return borrow_needed(array, name, device, lender.stream, written, "x")
 
-    given, hidden = borrowed(x, "x"), borrowed(mask, "mask")
+    given, hidden = borrowed(x, "x"), None if mask is None else borrowed(mask, "mask")
     result = lender.empty(given.shape, given.dtype)
     out = borrowed(result, "out", True)
     views = (each and each.arguments() for each in (given, hidden, out))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
 
 from . import _native
 from ._arguments import at_least
@@ -95,7 +95,7 @@ class TopKState:
         append = torch.ops.flash_dmattn.topk_append if torch.compiler.is_compiling() else _masks_torch.append
         return append(*new, self.key, self.bias, self.length, self.k, self.v, real)
 
-    def _arguments(self, bias: Any, k: Any, v: Any) -> tuple:
+    def _arguments(self, bias: Any, k: Any, v: Any) -> Tuple[Any, ...]:
         arrays = (bias, k, v, self.key, self.bias, self.length, self.k, self.v)
         return tuple(None if each is None else _view(each) for each in arrays)
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Literal, Optional, Sequence, Tuple, TypedDict, Union, overload
 
 import torch
 from torch import Tensor
@@ -123,7 +123,8 @@ class _Attention(torch.autograd.Function):
         with torch.no_grad():
             grads = _native.node_backward(saved, needs, ctx.settings, dout, dlse)
         sources = [tensor for tensor in (*saved[len(RESULTS) :], dout, dlse) if tensor is not None]
-        return (None, *_OnceDifferentiable.apply(len(grads) - 1, *grads[1:], *sources))
+        mark: Any = _OnceDifferentiable
+        return (None, *mark.apply(len(grads) - 1, *grads[1:], *sources))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -154,12 +155,12 @@ def _use_torch() -> None:
             "autocast_enabled": torch.is_autocast_enabled,
             "transforms": torch._C._are_functorch_transforms_active,
             "dispatch_modes": torch._C._len_torch_dispatch_stack,
-            "profiler": torch.autograd._profiler_enabled,
+            "profiler": torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
             "tracer": torch._C._get_tracing_state,
             "forward_ad": forward_ad,
             "arguments": _arguments,
             # Function.apply spends a microsecond and a half on questions that the extension has asked already.
-            "apply": super(torch.autograd.Function, _Attention).apply,
+            "apply": super(torch.autograd.Function, _Attention).apply,  # pyright: ignore[reportAttributeAccessIssue]
         }
     )
 
@@ -176,7 +177,7 @@ def _settings_from(settings: Tuple[Any, ...], traced: Tuple[Any, ...]) -> Settin
     for (name, _, _), tensor in zip(TRACED, traced):
         if tensor is not None:
             numbers[SETTING[name]] = tensor.item()
-    return tuple(numbers)  # type: ignore[return-value]
+    return tuple(numbers)
 
 
 def _forward_operator(num_results: int, *arguments: Any) -> Tuple[Tensor, ...]:
@@ -349,7 +350,8 @@ def _inputs(
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
     """Where autocast is on, q, k, v in its dtype; a bias that is neither that nor float32 follows."""
     q, k, v, mask, bias, *rest = inputs
-    kind = "cuda" if q.is_cuda else "cpu"  # type: ignore[union-attr]
+    assert q is not None and k is not None and v is not None  # checked: _check_kinds()
+    kind = "cuda" if q.is_cuda else "cpu"
     if q.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
         return inputs
     dtype = torch.get_autocast_dtype(kind)
@@ -361,7 +363,58 @@ def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], .
 
 # ---- public functions ------------------------------------------------------------------------------------------------
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    class _Options(TypedDict, total=False):
+        """Keywords that do not change what is returned."""
+
+        window_size: Sequence[Optional[int]]
+        key_intervals: Optional[Tuple[Tensor, Tensor]]
+        sink: Optional[Tensor]
+        lse_without_sink: bool
+        scale: Optional[float]
+
+    class _PackedOptions(_Options, total=False):
+        attn_mask: Optional[Tensor]
+        attn_bias: Optional[Tensor]
+
+
+@overload
+def flash_dmattn_func(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
+    softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
+    deterministic: Optional[bool] = ..., return_attn_probs: Literal[None, False] = ..., *,
+    return_lse: Literal[False] = ..., return_lse_low: Literal[False] = ..., **options: Unpack[_Options],
+) -> Tensor: ...
+@overload
+def flash_dmattn_func(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
+    softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
+    deterministic: Optional[bool] = ..., return_attn_probs: Literal[None, False] = ..., *,
+    return_lse: Literal[True], return_lse_low: Literal[False] = ..., **options: Unpack[_Options],
+) -> Tuple[Tensor, Tensor]: ...
+@overload
+def flash_dmattn_func(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
+    softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
+    deterministic: Optional[bool] = ..., return_attn_probs: Literal[None, False] = ..., *,
+    return_lse: bool = ..., return_lse_low: Literal[True], **options: Unpack[_Options],
+) -> Tuple[Tensor, Tensor, Optional[Tensor]]: ...
+@overload
+def flash_dmattn_func(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
+    softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
+    deterministic: Optional[bool] = ..., *, return_attn_probs: Literal[True],
+    return_lse: bool = ..., return_lse_low: Literal[False] = ..., **options: Unpack[_Options],
+) -> Tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_dmattn_func(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
+    softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
+    deterministic: Optional[bool] = ..., return_attn_probs: Optional[bool] = ..., *,
+    return_lse: bool, return_lse_low: bool = ..., **options: Unpack[_Options],
+) -> Any: ...
 def flash_dmattn_func(
     query: Tensor,
     key: Tensor,
@@ -479,6 +532,38 @@ def _without_dropout(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+@overload
+def flash_dmattn_varlen_func(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ...,
+    softcap: Optional[float] = ..., deterministic: Optional[bool] = ..., return_attn_probs: Optional[bool] = ...,
+    block_table: None = ..., *, return_lse: Literal[False] = ...,
+    return_lse_low: Literal[False] = ..., **options: Unpack[_PackedOptions],
+) -> Tensor: ...
+@overload
+def flash_dmattn_varlen_func(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ...,
+    softcap: Optional[float] = ..., deterministic: Optional[bool] = ..., return_attn_probs: Optional[bool] = ...,
+    block_table: None = ..., *, return_lse: Literal[True],
+    return_lse_low: Literal[False] = ..., **options: Unpack[_PackedOptions],
+) -> Tuple[Tensor, Tensor]: ...
+@overload
+def flash_dmattn_varlen_func(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ...,
+    softcap: Optional[float] = ..., deterministic: Optional[bool] = ..., return_attn_probs: Optional[bool] = ...,
+    block_table: None = ..., *, return_lse: bool = ...,
+    return_lse_low: Literal[True], **options: Unpack[_PackedOptions],
+) -> Tuple[Tensor, Tensor, Optional[Tensor]]: ...
+@overload
+def flash_dmattn_varlen_func(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ...,
+    softcap: Optional[float] = ..., deterministic: Optional[bool] = ..., return_attn_probs: Optional[bool] = ...,
+    block_table: None = ..., *, return_lse: bool,
+    return_lse_low: bool = ..., **options: Unpack[_PackedOptions],
+) -> Any: ...
 @_without_dropout
 def flash_dmattn_varlen_func(
     query: Tensor,
@@ -560,7 +645,7 @@ def attend_packed(
 ) -> Any:
     """flash_dmattn_varlen_func(), its settings checked."""
     _check_kinds(tensors, 3)
-    longest = settings[:2]
+    longest: Sequence[int] = settings[:2]
     if 0 in longest and offsets[0].is_cpu and any(getattr(each, "ndim", 4) != 4 for each in (mask, bias)):
         longest = [most or max(each.diff().tolist(), default=0) for most, each in zip(longest, offsets)]
     extents = packed_extents(tensors[0].shape, tensors[1].shape, offsets[0].shape, longest)
@@ -585,7 +670,8 @@ def _per_query_head(tensor: Tensor, heads: int) -> Tensor:
 
 def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings, device: torch.device) -> Tensor:
     """[Sq, Sk]: what causal and window leave visible."""
-    causal, left, right = (settings[SETTING[name]] for name in ("causal", "window_left", "window_right"))
+    numbers: Any = settings
+    causal, left, right = (numbers[SETTING[name]] for name in ("causal", "window_left", "window_right"))
     row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
     key = torch.arange(seqlen_k, device=device)[None, :]
     visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
@@ -603,7 +689,8 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
     visible."""
     q, k, _, mask, bias, start, end, _, _, sink = inputs
     heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
-    scale, softcap = settings[SETTING["softmax_scale"]], settings[SETTING["softcap"]]
+    numbers: Any = settings
+    scale, softcap = numbers[SETTING["softmax_scale"]], numbers[SETTING["softcap"]]
     scores = q.to(dtype).transpose(1, 2) @ _per_query_head(k.to(dtype).permute(0, 2, 3, 1), heads)
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if isinstance(softcap, Tensor):

@@ -12,6 +12,8 @@ import pathlib
 import sys
 from typing import List, Optional
 
+__all__ = ["main"]
+
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """The benchmark's exit code; 2 where no benchmark is found."""
@@ -27,7 +29,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         )
         return 2
     sys.path.insert(0, str(folder))
-    return importlib.import_module("bench_attention").main(rest)
+    return int(importlib.import_module("bench_attention").main(rest))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 try:
     import jax
@@ -48,12 +48,12 @@ _PLACES = {name: n for n, name in enumerate([*(row[0] for row in (*_INPUTS, *_RE
 Arrays = Dict[str, Any]
 
 
-def _manual_axes(array: Any) -> frozenset:
+def _manual_axes(array: Any) -> FrozenSet[str]:
     """The axes of shard_map()'s mesh along which an array differs between devices."""
     return frozenset(jax.typeof(array).manual_axis_type.varying)
 
 
-def _varying(array: Any, axes: frozenset) -> Any:
+def _varying(array: Any, axes: FrozenSet[str]) -> Any:
     """The array as one that differs along these axes."""
     missing = tuple(axes - _manual_axes(array))
     return jax.lax.pcast(array, missing, to="varying") if missing else array

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, TypeVar
 
 from . import _native
 from ._arguments import (
@@ -27,10 +27,12 @@ from ._arguments import (
     shape_with,
     window_of,
 )
-from ._arrays import Borrowed, borrow, check_byte_order, describe
+from ._arrays import Borrowed, borrow, borrow_needed, check_byte_order, describe
 from ._device_arrays import CPU, device_of, lender_of
 from ._key_rules import rule_intervals
 from ._topk_state import TopKState
+
+Array = TypeVar("Array")
 
 __all__ = [
     "KeyIntervals",
@@ -62,7 +64,7 @@ def _on_device(tensor: Any, name: str) -> str:
     check_layout(tensor, name)
     if tensor.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"{name} is on {tensor.device}; masks are made on the CPU and on CUDA devices")
-    return tensor.device.type
+    return str(tensor.device.type)
 
 
 def _check_torch(tensor: Any, name: str, beside: str) -> None:
@@ -111,16 +113,24 @@ class _Beside:
     def borrow(self, array: Any, name: str) -> Optional[Borrowed]:
         return borrow(array, name, self.device, self.lender.stream, False, self.name)
 
+    def needed(self, array: Any, name: str) -> Borrowed:
+        return borrow_needed(array, name, self.device, self.lender.stream, False, self.name)
+
     def pair(self, shape: Tuple[int, ...]) -> Tuple[Tuple[Any, Any], Tuple[Any, ...]]:
         """As _numpy_pair()."""
         pair = self.lender.empty(shape, "int32"), self.lender.empty(shape, "int32")
         return pair, (self.written(pair[0]).arguments(), self.written(pair[1]).arguments())
 
     def written(self, output: Any) -> Borrowed:
-        return borrow(output, "the output", self.device, self.lender.stream, True, self.name)
+        return borrow_needed(output, "the output", self.device, self.lender.stream, True, self.name)
 
     def hand_over(self, pair: Tuple[Any, Any], seqlen_q: int) -> KeyIntervals:
         return KeyIntervals(self.lender.hand_over(pair[0]), self.lender.hand_over(pair[1]), seqlen_q)
+
+
+def _of_rows(pair: Any, seqlen_q: int) -> KeyIntervals:
+    start, end = pair
+    return KeyIntervals(start, end, seqlen_q)
 
 
 def _on_torch() -> Any:
@@ -143,8 +153,8 @@ def _ranks(bias: Any) -> Any:
     import numpy
 
     lowest = numpy.where(numpy.isnan(bias), -numpy.inf, bias)
-    order = numpy.argsort(-lowest, axis=-1, kind="stable")
-    return -numpy.argsort(order, axis=-1).astype(numpy.float32)
+    places = numpy.argsort(-lowest, axis=-1, kind="stable")
+    return -numpy.argsort(places, axis=-1).astype(numpy.float32)
 
 
 def topk_intervals(
@@ -171,7 +181,7 @@ def topk_intervals(
     check_byte_order(bias, "bias")
     if hasattr(bias, "__array_interface__") and str(bias.dtype) == "float64":
         bias = _ranks(bias)
-    given, padding = beside.borrow(bias, "bias"), beside.borrow(key_padding_mask, "key_padding_mask")
+    given, padding = beside.needed(bias, "bias"), beside.borrow(key_padding_mask, "key_padding_mask")
     if len(given.shape) != 3 and (len(given.shape) != 4 or given.shape[2] != 1):
         raise ValueError(_BIAS_SHAPE.format(list(given.shape)))
     if padding is not None and len(padding.shape) != 2:
@@ -207,7 +217,7 @@ def _topk_on_torch(bias: Any, window_size: int, seqlen_q: Optional[int], key_pad
     rows = at_least(0, bias.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
     _on_torch()  # defines the operator
     pair = torch.ops.flash_dmattn.topk_intervals(bias.detach(), key_padding_mask, window_size, rows)
-    return KeyIntervals(*pair, rows)
+    return _of_rows(pair, rows)
 
 
 def window_intervals(
@@ -224,13 +234,13 @@ def window_intervals(
     there = _torch_device(device, library)
     if not _makes_torch(device, library):
         pair, outputs = _numpy_pair((1, 1, keys))
-        _native.window_intervals(*outputs, rows, int(causal), left, right, 0)
-        return KeyIntervals(*pair, rows)
+        _native.window_intervals(*outputs, rows, causal, left, right, 0)
+        return _of_rows(pair, rows)
     import torch
 
     make = _on_torch().window
     make = torch.ops.flash_dmattn.window_intervals if torch.compiler.is_compiling() else make
-    return KeyIntervals(*make(rows, keys, causal, left, right, there or torch.device("cpu")), rows)
+    return _of_rows(make(rows, keys, causal, left, right, there or torch.device("cpu")), rows)
 
 
 def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> KeyIntervals:
@@ -248,12 +258,12 @@ def prefix_intervals(
     if not _makes_torch(device, library):
         pair, outputs = _numpy_pair((1, 1, keys))
         _native.prefix_intervals(*outputs, rows, prefix, 0)
-        return KeyIntervals(*pair, rows)
+        return _of_rows(pair, rows)
     import torch
 
     make = _on_torch().prefix
     make = torch.ops.flash_dmattn.prefix_intervals if torch.compiler.is_compiling() else make
-    return KeyIntervals(*make(rows, keys, prefix, there or torch.device("cpu")), rows)
+    return _of_rows(make(rows, keys, prefix, there or torch.device("cpu")), rows)
 
 
 def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> KeyIntervals:
@@ -280,11 +290,11 @@ def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[in
         import torch
 
         _on_torch()  # defines the operator
-        return KeyIntervals(*torch.ops.flash_dmattn.document_intervals(cu_seqlens, causal, keys), keys)
+        return _of_rows(torch.ops.flash_dmattn.document_intervals(cu_seqlens, causal, keys), keys)
     beside = _Beside(cu_seqlens, "cu_seqlens")
     pair, outputs = beside.pair((1, 1, keys))
-    given = beside.borrow(cu_seqlens, "cu_seqlens").arguments()
-    _native.document_intervals(given, *outputs, int(causal), beside.lender.stream)
+    given = beside.needed(cu_seqlens, "cu_seqlens").arguments()
+    _native.document_intervals(given, *outputs, causal, beside.lender.stream)
     return beside.hand_over(pair, keys)
 
 
@@ -302,7 +312,7 @@ def _last_offset(cu_seqlens: Any, seqlen: Optional[int]) -> int:
 # ---- biases ----------------------------------------------------------------------------------------------------------
 
 
-def key_bias(dt: Any, a: Any, exponential: bool = False, key_padding_mask: Any = None) -> Any:
+def key_bias(dt: Array, a: Any, exponential: bool = False, key_padding_mask: Any = None) -> Array:
     """The bias of a dynamic mask, of what a projection gives for each key and head: a softplus(dt), [B, h, S].
 
     Differentiable in dt and a for torch tensors; one kernel forward and one backward on CUDA devices.
@@ -320,31 +330,39 @@ def key_bias(dt: Any, a: Any, exponential: bool = False, key_padding_mask: Any =
     exponential = flag_of(exponential, "exponential")
     if a is None:
         raise TypeError("a is None; it must be an array [heads]")
+    bias: Array
     if _is_torch(dt):
-        import torch
-
-        from ._operators import refuse_transforms
-
-        _on_device(dt, "dt")
-        _check_torch(a, "a", "dt")
-        _check_torch(key_padding_mask, "key_padding_mask", "dt")
-        _on_torch()  # defines the operator
-        refuse_transforms((dt, a))
-        if dt.ndim != 3:
-            raise ValueError(f"dt has {dt.ndim} axes; it must be [batch, seqlen, heads]")
-        return torch.ops.flash_dmattn.key_bias(dt, a, key_padding_mask, exponential)
+        bias = _key_bias_on_torch(dt, a, exponential, key_padding_mask)
+        return bias
     beside = _Beside(dt, "dt")
-    arrays = beside.borrow(dt, "dt"), beside.borrow(a, "a"), beside.borrow(key_padding_mask, "key_padding_mask")
-    if len(arrays[0].shape) != 3:
-        raise ValueError(f"dt has {len(arrays[0].shape)} axes; it must be [batch, seqlen, heads]")
-    batch, seqlen, heads = arrays[0].shape
-    dtypes = {arrays[0].dtype, arrays[1].dtype}
-    bias = beside.lender.empty(
+    steps, rates = beside.needed(dt, "dt"), beside.needed(a, "a")
+    arrays = steps, rates, beside.borrow(key_padding_mask, "key_padding_mask")
+    if steps.ndim != 3:
+        raise ValueError(f"dt has {steps.ndim} axes; it must be [batch, seqlen, heads]")
+    batch, seqlen, heads = steps.shape
+    dtypes = {steps.dtype, rates.dtype}
+    made = beside.lender.empty(
         (batch, heads, seqlen), dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
     )
     views = [None if each is None else each.arguments() for each in arrays]
-    _native.key_bias(*views, beside.written(bias).arguments(), exponential, beside.lender.stream)
-    return beside.lender.hand_over(bias)
+    _native.key_bias(*views, beside.written(made).arguments(), exponential, beside.lender.stream)
+    bias = beside.lender.hand_over(made)
+    return bias
+
+
+def _key_bias_on_torch(dt: Any, a: Any, exponential: bool, key_padding_mask: Any) -> Any:
+    import torch
+
+    from ._operators import refuse_transforms
+
+    _on_device(dt, "dt")
+    _check_torch(a, "a", "dt")
+    _check_torch(key_padding_mask, "key_padding_mask", "dt")
+    _on_torch()  # defines the operator
+    refuse_transforms((dt, a))
+    if dt.ndim != 3:
+        raise ValueError(f"dt has {dt.ndim} axes; it must be [batch, seqlen, heads]")
+    return torch.ops.flash_dmattn.key_bias(dt, a, key_padding_mask, exponential)
 
 
 # ---- dense masks -----------------------------------------------------------------------------------------------------
@@ -367,7 +385,7 @@ def _beside_mask(mask: Any) -> Tuple[_Beside, Borrowed]:
     if beside.device[0] != CPU:
         kind = type(mask).__name__
         raise NotImplementedError(f"mask is a {kind} on a CUDA device; there only torch tensors are taken")
-    return beside, beside.borrow(mask, "mask")  # type: ignore[return-value]
+    return beside, beside.needed(mask, "mask")
 
 
 def intervals_from_mask(mask: Any) -> Optional[KeyIntervals]:
@@ -379,7 +397,7 @@ def intervals_from_mask(mask: Any) -> Optional[KeyIntervals]:
         _on_device(mask, "mask")
         planes = _planes(mask)
         pair = _on_torch().from_mask(planes)
-        return None if pair is None else KeyIntervals(*pair, planes.shape[2])
+        return None if pair is None else _of_rows(pair, planes.shape[2])
     beside, given = _beside_mask(mask)
     planes = _planes(given)
     pair, outputs = beside.pair((*planes.shape[:2], planes.shape[3]))
@@ -482,10 +500,7 @@ def create_mask(
         bias, shown = attention_bias.detach(), attention_mask
     else:
         beside = _Beside(attention_bias, "attention_bias")
-        bias, shown = (
-            beside.borrow(each, name)
-            for each, name in ((attention_bias, "attention_bias"), (attention_mask, "attention_mask"))
-        )
+        bias, shown = beside.needed(attention_bias, "attention_bias"), beside.borrow(attention_mask, "attention_mask")
     if bias.ndim not in (3, 4) or bias.shape[-1] != key_len:
         raise ValueError(
             f"attention_bias has shape {list(bias.shape)}; it must have 4 axes and end with key_len {key_len}"

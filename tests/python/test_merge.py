@@ -390,5 +390,9 @@ def test_refusals():
     refuse(ValueError, "lse_low2 is float64; it must be float32", out1, lse1, out2, lse2, lse_low2=lse2.double())
     short = {"lse_low1": lse1[..., :4]}
     refuse(ValueError, r"lse_low1 has shape \[2, 3, 4\]; it must be \[2, 3, 5\]", out1, lse1, out2, lse2, **short)
+    arrays = [each.numpy() for each in (out1, lse1, out2, lse2)]
+    for place, name in ((1, "lse1"), (2, "out2"), (3, "lse2")):
+        with pytest.raises(TypeError, match=f"{name} is None; it must be an array"):
+            merge(*arrays[:place], None, *arrays[place + 1 :])
     with pytest.raises(RuntimeError, match="under vmap"):
         torch.vmap(merge)(*(each[None] for each in random_parts(torch.float32)))

@@ -41,7 +41,7 @@ class DogeIntervalAttention(DogeAttention):
 
     exponential: bool
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         position_embeddings: Tuple[Tensor, Tensor],
@@ -103,5 +103,5 @@ def use_key_intervals(model: transformers.PreTrainedModel, exponential: bool = T
     model.set_attn_implementation(NAME)
     for layer in layers:
         layer.__class__ = DogeIntervalAttention
-        layer.exponential = exponential
+        setattr(layer, "exponential", exponential)
     return model

@@ -17,7 +17,7 @@ import functools
 import inspect
 import re
 import sys
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 import transformers.modeling_utils
@@ -47,7 +47,7 @@ class CausalMask(Tensor):
     offset: int
     stored: Optional[Tensor]
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, shape: Tuple[int, int, int, int], offset: int, device: torch.device) -> CausalMask:
@@ -68,11 +68,14 @@ class CausalMask(Tensor):
         return self.stored
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
         keywords = keywords or {}
         mask = arguments[0] if arguments else None
         if isinstance(mask, cls) and mask.stored is None and _is_a_copy(function, arguments, keywords):
-            return cls(tuple(mask.shape), mask.offset, keywords.get("device") or mask.device)
+            batch, heads, rows, keys = mask.shape
+            return cls((batch, heads, rows, keys), mask.offset, keywords.get("device") or mask.device)
         return function(*tree_map_only(cls, cls.dense, arguments), **tree_map_only(cls, cls.dense, keywords))
 
 
@@ -86,7 +89,8 @@ def _is_a_copy(function: Any, arguments: Tuple[Any, ...], keywords: Any) -> bool
         return same and keywords.get("memory_format") in (None, torch.preserve_format)
     if function is not _aten.slice.Tensor:
         return False
-    mask, axis, first, last, step = (*arguments, *(0, None, None, 1)[len(arguments) - 1 :])
+    whole: Tuple[Any, ...] = (*arguments, *(0, None, None, 1)[len(arguments) - 1 :])
+    mask, axis, first, last, step = whole
     return first in (None, 0) and (last is None or last >= mask.shape[axis]) and step == 1
 
 
@@ -94,7 +98,7 @@ def _needs_dense() -> bool:
     """Somebody records or transforms what happens to tensors."""
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
     )
@@ -119,11 +123,14 @@ def dmattn_mask(
     """
     skip = allow_is_causal_skip and not _needs_dense()
     positions = options.get("cache_position")
-    if positions is None:
-        rows = {"q_length": q_length, "q_offset": q_offset, "device": device}
-    else:
+    if positions is not None:
         # transformers 4: the positions of the rows instead of their first and their number.
-        rows, q_length, device = {}, positions.shape[0], positions.device
+        count: int = positions.shape[0]
+        rows, q_length, device = {}, count, positions.device
+    elif q_length is None:
+        raise TypeError("q_length is None; it must be the number of rows where no cache_position is given")
+    else:
+        rows = {"q_length": q_length, "q_offset": q_offset, "device": device}
     call = functools.partial(
         sdpa_mask, batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, **rows, **options
     )
@@ -144,14 +151,14 @@ def dmattn_mask(
 def _sum_of_biases(*terms: Any) -> Optional[Tensor]:
     """The sum of the biases that are there, in a dtype the library takes; the last argument is query's dtype."""
     *biases, dtype = terms
-    present = [bias for bias in biases if bias is not None]
+    present: List[Tensor] = [bias for bias in biases if bias is not None]
     if not present:
         return None
-    total = sum(present[1:], present[0])
+    total = functools.reduce(torch.add, present)
     return total if total.dtype in (dtype, torch.float32) else total.to(dtype)
 
 
-def _first_keys(tensor: Optional[Tensor], axis: int, keys: int, count: int) -> Optional[Tensor]:
+def _first_keys(tensor: Any, axis: int, keys: int, count: int) -> Any:
     """The part of a tensor that belongs to the first `count` of `keys` keys, which lie along `axis`."""
     return tensor if tensor is None or tensor.shape[axis] != keys else tensor.narrow(axis, 0, count)
 
@@ -217,15 +224,16 @@ def flash_dmattn_attention_forward(
     bias = _sum_of_biases(None if visible is not None else attention_mask, position_bias, attention_bias, query.dtype)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if attention_mask is None and cu_seq_lens_q is not None and bias is None and key_intervals is None:
-        packed = (q[0], k[0], v[0], cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-        options = {"softmax_scale": scaling, "is_causal": causal, "softcap": softcap}
-        return flash_dmattn_varlen_func(*packed, **options, sink=s_aux)[None], None
+        options: Any = {"softmax_scale": scaling, "is_causal": causal, "softcap": softcap, "sink": s_aux}
+        packed: Any = (q[0], k[0], v[0], cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        return flash_dmattn_varlen_func(*packed, **options)[None], None
     if causal and keys > rows + offset:
         # Nobody may see the rest. Without it the last row sees the last key, as the library's causal mask has it.
         count = rows + offset
         k, v, bias = k[:, :count], v[:, :count], _first_keys(bias, -1, keys, count)
         if key_intervals is not None:
-            key_intervals = tuple(_first_keys(each, -1, keys, count) for each in interval_pair(key_intervals, q))
+            start, end = interval_pair(key_intervals, q)
+            key_intervals = _first_keys(start, -1, keys, count), _first_keys(end, -1, keys, count)
     return flash_dmattn_func(
         q, k, v, visible, bias, scaling, causal, softcap, key_intervals=key_intervals, sink=s_aux
     ), None
@@ -273,7 +281,7 @@ def _refuse_others(choose: Callable[..., Any]) -> Callable[..., Any]:
 for _name in NAMES:
     AttentionInterface.register(_name, flash_dmattn_attention_forward)
     AttentionMaskInterface.register(_name, dmattn_mask)
-_modeling = transformers.modeling_utils
+_modeling: Any = transformers.modeling_utils
 _modeling.PreTrainedModel.get_correct_attn_implementation = _refuse_others(
     _modeling.PreTrainedModel.get_correct_attn_implementation
 )

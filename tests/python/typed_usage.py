@@ -1,0 +1,122 @@
+"""typed_usage.py: every public function as a typed program calls it. mypy and pyright read it, a test runs it."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import numpy
+import torch
+from flash_dmattn import (
+    __version__,
+    attention,
+    attention_backward,
+    bench,
+    flash_dmattn_func,
+    flash_dmattn_func_auto,
+    flash_dmattn_varlen_func,
+    gemm,
+    get_available_backends,
+    masks,
+    merge,
+    scaled_dot_product_attention,
+    softmax,
+)
+from torch import Tensor
+from typing_extensions import assert_type
+
+
+def torch_functions(flag: bool) -> None:
+    q, k, v = torch.randn(3, 1, 6, 2, 8).unbind()
+    assert_type(flash_dmattn_func(q, k, v, is_causal=True, window_size=(2, None)), Tensor)
+    assert_type(flash_dmattn_func(q, k, v, return_lse=True), Tuple[Tensor, Tensor])
+    assert_type(flash_dmattn_func(q, k, v, return_lse_low=True), Tuple[Tensor, Tensor, Optional[Tensor]])
+    assert_type(flash_dmattn_func(q, k, v, return_attn_probs=True), Tuple[Tensor, Tensor, Tensor])
+    assert_type(flash_dmattn_func(q, k, v, return_lse=flag), Any)
+    assert_type(flash_dmattn_func_auto("cpu", is_causal=True)(q, k, v), Any)
+    assert_type(scaled_dot_product_attention(q, k, v, scale=0.5), Tensor)
+
+    cu_seqlens = torch.tensor([0, 2, 6], dtype=torch.int32)
+    packed = q[0], k[0], v[0], cu_seqlens, cu_seqlens, 4, 4
+    assert_type(flash_dmattn_varlen_func(*packed, is_causal=True), Tensor)
+    assert_type(flash_dmattn_varlen_func(*packed, return_lse=True), Tuple[Tensor, Tensor])
+
+    first = flash_dmattn_func(q, k[:, :2], v[:, :2], return_lse=True)
+    rest = flash_dmattn_func(q, k[:, 2:], v[:, 2:], return_lse=True)
+    assert_type(merge(*first, *rest), Tuple[Any, ...])
+
+
+def mask_functions() -> None:
+    q, k, v = torch.randn(3, 1, 6, 2, 8).unbind()
+    bias = masks.key_bias(torch.randn(1, 6, 2), torch.ones(2), exponential=True)
+    intervals = masks.topk_intervals(bias, 4)
+    assert_type(intervals, masks.KeyIntervals)
+    assert_type(intervals.seqlen_q, Optional[int])
+    flash_dmattn_func(q, k, v, attn_bias=bias[:, :, None], is_causal=True, key_intervals=intervals)
+    for each in (
+        masks.causal_intervals(6, 6),
+        masks.window_intervals(6, 6, (2, None), causal=True, library="torch", device="cpu"),
+        masks.prefix_intervals(6, 6, 2),
+        masks.document_intervals(torch.tensor([0, 2, 6], dtype=torch.int32)),
+    ):
+        assert_type(each, masks.KeyIntervals)
+        dense = masks.intervals_to_mask(*each, 6)
+        assert_type(masks.intervals_from_mask(dense), Optional[masks.KeyIntervals])
+        masks.mask_blocks(dense, 2, 2)
+    masks.create_mask(bias[:, :, None], None, 1, 6, 6, 4, -1e9, block_size=2, type="topk")
+    state = masks.TopKState.of_prompt(bias, 4, k, v)
+    assert_type(state, masks.TopKState)
+    state.append(bias[..., 0], k[:, :1], v[:, :1])
+
+
+def array_functions() -> None:
+    q = numpy.ones((1, 6, 2, 8), numpy.float32)
+    out, lse = attention(q, q, q, is_causal=True, return_lse=True)
+    assert_type(attention_backward(out, q, q, q, out, lse, is_causal=True), Tuple[Any, ...])
+
+
+def cuda_functions() -> None:
+    a = torch.ones(8, 8, dtype=torch.float16, device="cuda")
+    gemm(a, a, a, alpha=0.5, beta=2.0)
+    softmax(a, None, 0.5, log=True)
+
+
+def jax_functions() -> None:
+    import jax.numpy as jnp
+    from flash_dmattn.jax import attention as jax_attention
+
+    q = jnp.ones((1, 4, 2, 8))
+    jax_attention(q, q, q, is_causal=True, return_lse=True)
+
+
+def transformers_functions() -> None:
+    from flash_dmattn.integrations.doge import DogeIntervalAttention, use_key_intervals
+    from flash_dmattn.integrations.transformers import CausalMask, dmattn_mask, flash_dmattn_attention_forward
+    from transformers import DogeConfig, DogeForCausalLM
+
+    mask = dmattn_mask(1, 4, 4)
+    assert isinstance(mask, CausalMask) and mask.dense().all(-1).sum() == 1
+    q = torch.ones(1, 2, 4, 8)
+    assert_type(flash_dmattn_attention_forward(torch.nn.Module(), q, q, q, mask), Tuple[Tensor, None])
+    config = DogeConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    model = use_key_intervals(DogeForCausalLM(config))
+    assert any(isinstance(each, DogeIntervalAttention) for each in model.modules())
+
+
+def main() -> None:
+    assert_type(__version__, str)
+    assert_type(get_available_backends(), "list[str]")
+    torch_functions(True)
+    mask_functions()
+    array_functions()
+    jax_functions()
+    transformers_functions()
+    assert bench.main(["--root", "no/such/folder"]) == 2
+    if torch.cuda.is_available():
+        cuda_functions()
+
+
+if __name__ == "__main__":
+    main()
