@@ -42,6 +42,14 @@ lint_rust() {
         cargo clippy --offline --quiet --all-targets --manifest-path bindings/rust/Cargo.toml -- -D warnings
 }
 check "Rust" lint_rust
+types() { # side by side: each has one thread. What they read is in pyproject.toml
+    mypy &
+    local mypy=$!
+    basedpyright
+    local code=$?
+    wait $mypy && return $code
+}
+check "types" types
 build_with_clang() {
     [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true -Dtests=true >/dev/null || return 1
     ninja -C build-clang --quiet

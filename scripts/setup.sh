@@ -50,6 +50,7 @@ esac
 case $level in
 ci | site) wheels+=("sphinx>=8.1,<10" "myst-parser>=4,<6" "furo>=2025.12") ;;
 esac
+[ "$level" = ci ] && wheels+=("mypy==2.4.1" "basedpyright==1.40.2")
 [ -x .venv/bin/python ] || python3 -m venv .venv
 stamp=.venv/.setup-$(printf '%s\n' "${wheels[@]}" | cksum | cut -d' ' -f1)
 if [ ! -e "$stamp" ]; then
