@@ -31,6 +31,7 @@ check "tables of the companions" python3 scripts/companions_table.py --check
 check "table of README.md" python3 scripts/readme_table.py --check
 check "bindings" python3 scripts/rust_bindings.py --check
 check "kernel set" python3 scripts/kernel_set.py --check
+check "reference pages" python3 scripts/api_page.py --check
 check "docs" python3 scripts/check_docs.py
 check "subjects" python3 scripts/check_subjects.py
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'

@@ -58,7 +58,19 @@ _TORCH_NAMES = {
 
 
 def get_available_backends() -> list[str]:
-    """The back ends this installation can run, best first. Starts the CUDA driver where there is one."""
+    """The back ends that this installation can run, best first. Starts the CUDA driver where there is one.
+
+    Returns:
+        ["cuda", "cpu"], or ["cpu"] where no CUDA device can be used.
+
+    Raises:
+        Nothing: a driver that does not start counts as no device.
+
+    Examples:
+        >>> from flash_dmattn import get_available_backends
+        >>> get_available_backends()[-1]
+        'cpu'
+    """
     return ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
 
 

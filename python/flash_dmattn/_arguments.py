@@ -307,13 +307,23 @@ class _Pair(NamedTuple):
 class KeyIntervals(_Pair):
     """(start, end), a pair that also knows how many rows of a query it was made for.
 
-    `start, end = masks.causal_intervals(8, 8)` unpacks it. Functions of attention refuse one that was made for another
-    number of rows; a plain pair of arrays is taken as it is.
+    Functions of attention refuse one that was made for another number of rows; a plain pair of arrays is taken as it
+    is.
 
-    Attributes:
+    Args:
         start, end: int32 [B|1, h, Sk]: key j is visible to rows start <= i < end.
-        seqlen_q: the number of rows; None = not known, nothing is compared. Copies and pickles keep it; what makes a
-            named tuple anew from its items (a map over a tree of tensors, say) gives None.
+        seqlen_q: the number of rows; default None = not known, nothing is compared. Copies and pickles keep it; what
+            makes a named tuple anew from its items (a map over a tree of tensors, say) gives None.
+
+    Raises:
+        Nothing: the functions that take it check it.
+
+    Examples:
+        >>> from flash_dmattn import masks
+        >>> intervals = masks.causal_intervals(2, 4)
+        >>> start, end = intervals
+        >>> intervals.seqlen_q, start.tolist()
+        (2, [[[-2, -1, 0, 1]]])
     """
 
     seqlen_q: Optional[int] = None

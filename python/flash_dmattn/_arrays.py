@@ -277,24 +277,44 @@ def attention(
     stream: Any = None,
     **others: Any,
 ) -> Any:
-    """Attention forward on NumPy arrays or DLPack producers; the arguments mean what they mean in flash_dmattn_func.
+    """Attention forward on NumPy arrays or DLPack producers; the same function as flash_dmattn_func.
 
     Args:
-        q: [B, Sq, H, D]; k, v: [B, Sk, Hkv, D], [B, Sk, Hkv, Dv]. With cu_seqlens_q and cu_seqlens_k (int32 [B + 1]):
-            [total_q, H, D], [total_k, Hkv, D], [total_k, Hkv, Dv], as in flash_dmattn_varlen_func.
+        q: [B, Sq, H, D], float32, float16, bfloat16 or float64 (CPU only). Packed: [total_q, H, D].
+        k, v: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], q's dtype; H is a multiple of Hkv. Packed: [total_k, Hkv, D or Dv].
+        attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals, sink: as in
+            flash_dmattn_func, defaults too.
+        lse_without_sink, scale: as in flash_dmattn_func.
+        cu_seqlens_q, cu_seqlens_k: int32 [B + 1]: sequences are packed, as in flash_dmattn_varlen_func. Default None.
+        max_seqlen_q, max_seqlen_k: upper bounds on the packed lengths; default 0: found from cu_seqlens, on the CPU.
+        return_lse: also return lse. Default False.
         return_lse_low: also return lse and what it has rounded away, which `attention_backward` needs beside biases of
-            -1e4 and below; None without a bias.
+            -1e4 and below; None without a bias. Default False.
         out: written and returned when given: an array of out's shape and q's dtype with a contiguous last axis.
         stream: for arrays on a CUDA device: the stream to run on, as the driver's handle (0 = the legacy default
-            stream) or an object with __cuda_stream__. It waits for the work that writes the arrays, as far as their
+            stream) or an object with `__cuda_stream__`. It waits for the work that writes the arrays, as far as their
             library knows of it, and the call does not wait for it. Default: the current stream of CuPy or PyTorch for
             their arrays, else the legacy default stream.
+        others: none; a keyword of flash-attn at the value that changes nothing is taken.
 
     Returns:
-        out [B, Sq, H, Dv], or (out, lse) with return_lse; lse [B, H, Sq] float32 (float64 for float64 arrays).
-        Arrays of q's library: JAX's give JAX's. Where it has no `__array_namespace__` with a from_dlpack, they are NumPy
-        arrays on the CPU, and on a CUDA device arrays that only speak DLPack. torch tensors give torch tensors, with
-        autograd unless out is given.
+        out [B, Sq, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] float32 (float64 for float64 arrays); (out, lse,
+        lse_low) with return_lse_low. Arrays of q's library: JAX's give JAX's. Where it has no `__array_namespace__`
+        with a from_dlpack, they are NumPy arrays on the CPU, and on a CUDA device arrays that only speak DLPack.
+        PyTorch's tensors give PyTorch's, with autograd unless out is given.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or arrays are on different devices; the sentence says what is
+            allowed.
+        NotImplementedError: no kernel of the arrays' device takes the problem.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import attention
+        >>> q = k = v = numpy.ones((1, 4, 2, 8), numpy.float32)
+        >>> out, lse = attention(q, k, v, is_causal=True, return_lse=True)
+        >>> out.shape, lse.shape, out.dtype.name
+        ((1, 4, 2, 8), (1, 2, 4), 'float32')
     """
     if others:
         refuse_keywords("attention", others)
@@ -380,20 +400,39 @@ def attention_backward(
     stream: Any = None,
     **others: Any,
 ) -> Tuple[Any, ...]:
-    """The gradients of `attention`, on NumPy arrays or DLPack producers; the settings are those of the forward call.
+    """The gradients of `attention`, on NumPy arrays or DLPack producers. PyTorch's tensors count as arrays here.
 
     Args:
-        dout: the gradient that flows into out, of its shape. dlse: the one that flows into lse; None = none.
-        out, lse, lse_low: what `attention` returned; lse_low may be None (the weights of rows whose biases are all -1e4
-            or below are then wrong).
-        return_dbias, return_dsink: also the gradient of attn_bias, of sink, in its shape and dtype.
-        dq, dk, dv, dbias, dsink: written and returned when given: arrays like q, k, v, attn_bias, sink; the first three
-            with a contiguous last axis.
+        dout: the gradient that flows into out, of its shape and dtype.
+        q, k, v, attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals,
+            sink: as the forward call had them.
+        lse_without_sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale: as the forward call had them.
+        out, lse: what `attention` returned.
+        dlse: the gradient that flows into lse, of its shape and dtype; default None: none does.
+        lse_low: what `attention` returned with return_lse_low. Default None: the weights of rows whose biases are all
+            -1e4 or below are then wrong.
+        return_dbias, return_dsink: also return the gradient of attn_bias, of sink, in its shape and dtype. Default
+            False.
+        dq, dk, dv, dbias, dsink: written and returned when given: arrays like q, k, v, attn_bias and sink; the first
+            three with a contiguous last axis.
         stream: as in `attention`.
+        others: none; a keyword of flash-attn at the value that changes nothing is taken.
 
     Returns:
-        (dq, dk, dv), and behind them dbias and dsink where they are wanted, in the library of q. torch tensors count as
-        arrays here.
+        (dq, dk, dv), and behind them dbias and dsink where they are wanted, in the library of q.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or a gradient is wanted of a bias or sink that is None.
+        NotImplementedError: no kernel of the arrays' device takes the problem.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import attention, attention_backward
+        >>> q = k = v = numpy.ones((1, 4, 2, 8), numpy.float32)
+        >>> out, lse = attention(q, k, v, is_causal=True, return_lse=True)
+        >>> dq, dk, dv = attention_backward(numpy.ones_like(out), q, k, v, out, lse, is_causal=True)
+        >>> dv[0, :, 0, 0].round(2)  # how often each key was read
+        array([2.08, 1.08, 0.58, 0.25], dtype=float32)
     """
     if others:
         refuse_keywords("attention_backward", others)

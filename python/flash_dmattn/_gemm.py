@@ -21,15 +21,16 @@ def gemm(
     kernel: Optional[str] = None,
     stream: Any = None,
 ) -> Any:
-    """`alpha * a @ b + beta * c` in float16 or bfloat16 on a CUDA device, summed in float32.
-
-    PyTorch tensors get gradients with respect to a, b and c.
+    """`alpha * a @ b + beta * c` on a CUDA device, summed in float32. PyTorch's tensors get gradients of a, b and c.
 
     Args:
-        a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n]; c: [m, n] or [batch, m, n]. Rows or columns are
-            contiguous: a transposed matrix is a view. A batch of 1, or none, is shared by all.
-        beta: default: 1 where c is given, else 0.
-        accumulate_float16: float16 sums, of float16 operands.
+        a: [m, k] or [batch, m, k], float16 or bfloat16. Rows or columns are contiguous: a transposed matrix is a view.
+            A batch of 1, or none, is shared by all.
+        b: [k, n] or [batch, k, n], a's dtype.
+        c: [m, n] or [batch, m, n], a's dtype. Default None: nothing is added.
+        alpha: a finite number; default 1.
+        beta: a finite number; default: 1 where c is given, else 0.
+        accumulate_float16: float16 sums, of float16 operands. Default False.
         kernel: one kernel by name ("gemm.naive", ...); default: chosen.
         stream: as in `attention`. Default: the current stream.
 
@@ -37,8 +38,15 @@ def gemm(
         [m, n], or [batch, m, n] where a or b has three axes: an array of a's dtype and library.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not match. NotImplementedError: a is on the CPU, or of
-            another dtype.
+        TypeError, ValueError: shapes, dtypes or devices do not match.
+        NotImplementedError: a is on the CPU, or of another dtype.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import gemm
+        >>> a = torch.ones(2, 8, dtype=torch.float16, device="cuda")
+        >>> gemm(a, a.T, alpha=0.5).tolist()
+        [[4.0, 4.0], [4.0, 4.0]]
     """
     if beta is None:
         beta = 0.0 if c is None else 1.0

@@ -34,24 +34,35 @@ def merge(
     """Combines the results of attention to two disjoint sets of keys into the result of attention to all of them.
 
     `flash_dmattn_func(..., return_lse=True)` over the first keys and over the rest, merged, is the call over all keys.
-    PyTorch tensors get gradients, twice differentiable; the result does not depend on the order of the two.
+    PyTorch's tensors get gradients, twice differentiable. The bits do not depend on the order of the two.
 
     Args:
         out1, out2: [B, S, H, Dv], or packed [total, H, Dv]; float32, float16, bfloat16, or float64 (on the CPU). Any
             strides.
         lse1, lse2: [B, H, S], or packed [H, total]: natural logarithms of the sums of exponentials, float32 (float64
-            where out is). An infinite one means "no keys": what out holds there does not count. NaN stays NaN.
-        lse_low1, lse_low2: like lse: what it has rounded away, from `return_lse_low=True`; None is 0. Where every bias
-            of a row is -1e4 or below, lse alone no longer tells parts of many keys from parts of few. No gradient.
-        stream: for arrays on a CUDA device: as in `attention`. Default: the current stream.
+            where out is). An infinite one means "no keys": what out holds there does not count, and gradients there are
+            zero. NaN stays NaN.
+        lse_low1, lse_low2: like lse: what it has rounded away, from `return_lse_low=True`; default None: 0. Where every
+            bias of a row is -1e4 or below, lse alone no longer tells parts of many keys from parts of few. No gradient.
+        stream: for arrays on a CUDA device, as in `attention`. Default: the current stream.
 
     Returns:
         (out, lse), or (out, lse, lse_low) when a low part is given; new, in the layout, dtype and library of the parts;
         out 0 and lse +inf where both have no keys.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not match; the sentence says which. NotImplementedError:
-            float64 on a CUDA device.
+        TypeError, ValueError: shapes, dtypes or devices do not match; the sentence says which.
+        NotImplementedError: float64 on a CUDA device.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import flash_dmattn_func, merge
+        >>> q, k, v = torch.randn(3, 1, 6, 2, 8).unbind()
+        >>> first = flash_dmattn_func(q, k[:, :4], v[:, :4], return_lse=True)
+        >>> rest = flash_dmattn_func(q, k[:, 4:], v[:, 4:], return_lse=True)
+        >>> out, lse = merge(*first, *rest)
+        >>> torch.allclose(out, flash_dmattn_func(q, k, v), atol=1e-5)
+        True
     """
     arrays = (out1, lse1, lse_low1, out2, lse2, lse_low2)
     with_low = lse_low1 is not None or lse_low2 is not None

@@ -80,18 +80,30 @@ def scaled_dot_product_attention(
     """torch.nn.functional.scaled_dot_product_attention by this library's kernels, differentiable, masks included.
 
     Args:
-        query: [B, H, Sq, D]; key, value: [B, H, Sk, D], [B, H, Sk, Dv], of which an axis B or H may be 1. Three axes
-            are [H, S, D], two [S, D].
+        query: [B, H, Sq, D], or [H, Sq, D], or [Sq, D]; dtypes as in flash_dmattn_func. An axis B or H may be 1.
+        key, value: [B, H, Sk, D] and [B, H, Sk, Dv], with as few axes as query, query's dtype; an axis B or H may be 1.
         attn_mask: bool, True = visible, or of query's dtype or float32, added to the scores; broadcast from the right
-            to [B, H, Sq, Sk]. A mask that requires a gradient gets one.
-        dropout_p: must be 0.
+            to [B, H, Sq, Sk]. A mask that requires a gradient gets one. Default None.
+        dropout_p: must be 0, the default.
         is_causal: row i sees the keys j <= i, counted from the upper left corner, whatever Sq and Sk are; not beside
-            an attn_mask. (flash_dmattn_func counts from the lower right one.)
+            an attn_mask. (flash_dmattn_func counts from the lower right one.) Default False.
         scale: default D ** -0.5.
-        enable_gqa: key and value may have fewer heads, of which each serves H / Hkv heads of query.
+        enable_gqa: key and value may have fewer heads, of which each serves H / Hkv heads of query. Default False.
 
     Returns:
         [B, H, Sq, Dv], a view of [B, Sq, H, Dv]. A row that sees no key is 0.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or attn_mask is given beside is_causal.
+        NotImplementedError: dropout_p is not 0, or no kernel of the tensors' device takes the problem.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import scaled_dot_product_attention
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        >>> out = scaled_dot_product_attention(q, k, v, is_causal=True)
+        >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-5)
+        True
     """
     is_causal = flag_of(is_causal, "is_causal")
     _check(query, key, value, attn_mask, dropout_p)

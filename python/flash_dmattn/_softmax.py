@@ -16,13 +16,14 @@ def softmax(
     """Softmax, or log-softmax, of `scale * x` along the last axis, on a CUDA device; float32 inside.
 
     Unlike torch.softmax a row of nothing but -inf, or without an element that the mask leaves, gives 0 (log-softmax:
-    -inf) and a gradient of 0. PyTorch tensors get gradients with respect to x, twice differentiable.
+    -inf) and a gradient of 0. PyTorch's tensors get gradients of x, twice differentiable.
 
     Args:
-        x: [..., columns], float32, float16 or bfloat16, 1 to 4 axes (PyTorch tensors: any number); fewer than 2^30
+        x: [..., columns], float32, float16 or bfloat16, 1 to 4 axes (PyTorch's tensors: any number); fewer than 2^30
             rows, and columns. The last axis of an array is contiguous.
-        mask: bool, of x's shape or 1 on any axis; where it is False, an element counts as -inf.
-        log: log-softmax.
+        mask: bool, of x's shape or 1 on any axis; where it is False, an element counts as -inf. Default None.
+        scale: a finite number; default 1.
+        log: log-softmax. Default False.
         kernel: one kernel by name ("softmax.naive", ...); default: chosen.
         stream: as in `attention`. Default: the current stream.
 
@@ -30,8 +31,16 @@ def softmax(
         An array of x's shape, dtype and library.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or devices do not match. NotImplementedError: x is on the CPU, or of
-            another dtype.
+        TypeError, ValueError: shapes, dtypes or devices do not match.
+        NotImplementedError: x is on the CPU, or of another dtype.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import softmax
+        >>> x = torch.zeros(2, 4, device="cuda")
+        >>> mask = torch.tensor([True, True, False, False], device="cuda")
+        >>> softmax(x, mask).tolist()
+        [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]]
     """
     scale, log = float(number_of(scale, "scale")), flag_of(log, "log")
     handle = handle_of(stream)

@@ -13,23 +13,33 @@ class TopKState:
     """The W keys a head that later rows can see, with their K and V; what `masks.topk_intervals` says, kept up to date.
 
     The bound that a key must pass only rises, so a key that is dropped never comes back and its slot is free for the
-    token that takes its place. Attention of one row is attention to the slots: their order does not matter, and an empty
-    slot has a bias of -inf.
+    token that takes its place. Attention of one row is attention to the slots: their order does not matter, and an
+    empty slot has a bias of -inf. `of_prompt` makes a state; the constructor takes arrays as they are.
 
-        state = TopKState.of_prompt(bias, window_size, k, v)                     # bias [B, h, S]; k, v [B, S, h, D]
-        for ...:
-            state.append(bias, k, v)                                             # bias [B, h]; k, v [B, 1, h, D]
-            out = flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias)   # q [B, 1, H, D]
+    Tensors of PyTorch on the CPU or a CUDA device (on its current stream; nothing waits, and `append` can be captured
+    in a graph, as it always works on the same memory, and traced by torch.compile), or NumPy arrays.
 
-    Tensors of PyTorch on the CPU or a CUDA device (on its current stream; nothing waits, and `append` can be captured in
-    a graph, as it always works on the same memory, and traced by torch.compile), or NumPy arrays. h is the number of KV heads, or of query heads where
-    each has a bias and K and V of its own.
-
-    Attributes:
-        key: int32 [B, h, W]: which key is in a slot, counted from 0 at the first token; -1 = an empty slot.
+    Args:
+        key: int32 [B, h, W]: which key is in a slot, counted from 0 at the first token; -1 = an empty slot. h is the
+            number of KV heads, or of query heads where each has a bias and K and V of its own.
         bias: [B, h, W], in the dtype of the biases: what was given for the key; -inf in an empty slot.
         length: int32 [B, h]: tokens so far.
-        k, v: [B, W, h, D], [B, W, h, Dv], or None.
+        k, v: [B, W, h, D] and [B, W, h, Dv], or None, the default.
+
+    Raises:
+        Nothing: `append` checks the arrays.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import flash_dmattn_func, masks
+        >>> bias, k, v = torch.randn(1, 2, 6), torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
+        >>> state = masks.TopKState.of_prompt(bias, 4, k, v)
+        >>> slot = state.append(torch.randn(1, 2), torch.randn(1, 1, 2, 8), torch.randn(1, 1, 2, 8))
+        >>> q = torch.randn(1, 1, 2, 8)
+        >>> flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias).shape  # reads 4 keys a head
+        torch.Size([1, 1, 2, 8])
+        >>> state.length.tolist()
+        [[7, 7]]
     """
 
     def __init__(self, key: Any, bias: Any, length: Any, k: Any = None, v: Any = None) -> None:
@@ -46,12 +56,30 @@ class TopKState:
         key_padding_mask: Any = None,
         block_table: Any = None,
     ) -> TopKState:
-        """The state after the tokens of a prompt: bias [B, h, S], k [B, S, h, D], v [B, S, h, Dv]; S may be 0.
+        """The state after the tokens of a prompt.
 
-        key_padding_mask: bool [B, S], True = a real token; others are never visible and do not count.
-        block_table: int32 [B, n], where the prompt's k and v lie in pages [num_pages, page_size, h, D]: token t of
-            sequence b is row t % page_size of page block_table[b, t // page_size]. Pages without a kept key are not
-            looked at; when this returns (on a CUDA device: in the order of its stream) all may be given back.
+        Args:
+            bias: [B, h, S], floating; S may be 0. No gradient flows through it.
+            window_size: W >= 1 slots a head.
+            k, v: [B, S, h, D] and [B, S, h, Dv], or None, the default.
+            key_padding_mask: bool [B, S], True = a real token; others are never visible and do not count. Default None.
+            block_table: int32 [B, n], where the prompt's k and v lie in pages [num_pages, page_size, h, D]: token t of
+                sequence b is row t % page_size of page block_table[b, t // page_size]. Pages without a kept key are not
+                looked at; when this returns (on a CUDA device: in the order of its stream) all may be given back.
+                Default None: no pages.
+
+        Returns:
+            A TopKState of new memory.
+
+        Raises:
+            TypeError, ValueError: a shape, a dtype or a number is wrong.
+
+        Examples:
+            >>> import numpy
+            >>> from flash_dmattn import masks
+            >>> state = masks.TopKState.of_prompt(numpy.array([[[3.0, 1.0, 2.0]]], numpy.float32), 2)
+            >>> sorted(state.key[0, 0].tolist())
+            [0, 2]
         """
         from .masks import topk_intervals
 
@@ -72,12 +100,25 @@ class TopKState:
         return state
 
     def append(self, bias: Any, k: Any = None, v: Any = None, real: Any = None) -> Any:
-        """One more token: bias [B, h], k [B, 1, h, D], v [B, 1, h, Dv]. It takes an empty slot, or that of the worst key.
+        """One more token of each head. It takes an empty slot, or that of the worst key where it is better.
 
-        real: bool [B]; False = a token that is never visible and does not count.
+        Args:
+            bias: [B, h], of the state's dtype.
+            k, v: [B, 1, h, D] and [B, 1, h, Dv], or None, the default, as in the state.
+            real: bool [B]; False = a token that is never visible and does not count. Default None: all are real.
 
         Returns:
             int32 [B, h]: the slot that the token got, -1 when none.
+
+        Raises:
+            TypeError, ValueError: a shape or a dtype does not match the state.
+
+        Examples:
+            >>> import numpy
+            >>> from flash_dmattn import masks
+            >>> state = masks.TopKState.of_prompt(numpy.array([[[3.0, 1.0]]], numpy.float32), 2)
+            >>> state.append(numpy.array([[0.5]], numpy.float32)).tolist()  # worse than both
+            [[-1]]
         """
         if is_torch(self.key):
             return self._append_torch(bias, k, v, real)

@@ -449,26 +449,30 @@ def flash_dmattn_func(
             Where the axes of a shorter shape may also be [B, Sq, Sk] or [Sq, Sk], write four: mask[:, :, None].
         attn_bias: added to the scores after softcap; [B|1, H|Hkv|1, Sq|1, Sk|1] or [B, h, Sk], as the mask; query's
             dtype or float32. -inf makes a key invisible. Its gradient has its own shape.
-        softmax_scale: default D ** -0.5; any finite number, 0 and negative too; no gradient flows into it. `scale` is
-            an alias.
+        softmax_scale: default D ** -0.5; any finite number, 0 and negative too; no gradient flows into it.
         is_causal: key j is visible to row i when j <= i + Sk - Sq. Default False.
         softcap: scores become softcap * tanh(score / softcap); default 0 = none.
-        deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU.
-        return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk] (allocates them; no gradient).
-        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded. Or int32
-            [H|Hkv, 2], on query's device: that of each head.
+        deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU. Default False.
+        return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk], of query's dtype. This alone stores
+            Sq * Sk numbers; no gradient flows into them. Default False.
+        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded, the default.
+            Or int32 [H|Hkv, 2], on query's device: that of each head.
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
             masks.KeyIntervals that was made for another number of rows is refused.
-        document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document.
+        document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.
         prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. These two
             and an array of windows become key intervals by masks.rule_intervals; where several calls have the same,
-            make them once.
-        sink: [H] or [n, H], float32, float16 or bfloat16: learned logits that join the sum of each row of their head and
-            have no value, so that a row of probabilities adds up to less than 1. Its gradient has its shape and dtype.
-        lse_without_sink: lse is the logarithm of the sum over keys alone, as `merge` takes it; out is the same.
-        return_lse: also return lse.
+            make them once. Default None.
+        sink: [H] or [n, H], float32, float16 or bfloat16: learned logits that join the sum of each row of their head
+            and have no value, so that a row of probabilities adds up to less than 1. Its gradient has its shape and
+            dtype.
+        lse_without_sink: lse is the logarithm of the sum over keys alone, as `merge` takes it; out is the same. Default
+            False.
+        return_lse: also return lse. Default False.
         return_lse_low: also return lse, and behind it what lse has rounded away, or None without a bias. `merge` needs
-            it where every bias of a row may be -1e4 or below. No gradient flows into it.
+            it where every bias of a row may be -1e4 or below. No gradient flows into it. Default False.
+        scale: an alias of softmax_scale.
+        others: none; a keyword of flash-attn at the value that changes nothing is taken.
 
     Returns:
         out [B, Sq, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] float32 natural log, differentiable; (out, lse,
@@ -479,6 +483,16 @@ def flash_dmattn_func(
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
         NotImplementedError: a problem that no kernel of the tensors' device takes. CUDA devices take float16 and
             bfloat16 (head dims to 1024 forward, to 256 backward) and float32 (head dims to 256).
+        RuntimeError: a second derivative, vmap, forward mode or a transform of torch.func is asked for.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import flash_dmattn_func
+        >>> q, k, v = (torch.ones(1, 4, heads, 8) for heads in (2, 1, 1))  # two query heads share one KV head
+        >>> padding = torch.tensor([[True, True, True, False]])
+        >>> out, lse = flash_dmattn_func(q, k, v, attn_mask=padding, is_causal=True, return_lse=True)
+        >>> out.shape, lse.shape
+        (torch.Size([1, 4, 2, 8]), torch.Size([1, 2, 4]))
     """
     if others:
         refuse_keywords("flash_dmattn_func", others)
@@ -592,20 +606,38 @@ def flash_dmattn_varlen_func(
     scale: Optional[float] = None,
     **others: Any,
 ) -> Any:
-    """Attention over sequences of different lengths, packed one after the other.
+    """Attention over sequences of different lengths, packed one after the other; everything counts per sequence.
 
     Args:
-        query: [total_q, H, D]; key, value: [total_k, Hkv, D] and [total_k, Hkv, Dv].
+        query: [total_q, H, D], dtypes as in flash_dmattn_func.
+        key, value: [total_k, Hkv, D] and [total_k, Hkv, Dv], query's dtype.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], rising from 0 to total_q and total_k: sequence b is rows
             cu_seqlens[b] .. cu_seqlens[b + 1] - 1. Empty sequences are legal.
         max_seqlen_q, max_seqlen_k: upper bounds on the lengths.
         attn_mask, attn_bias: as in flash_dmattn_func with Sq, Sk = max_seqlen_q, max_seqlen_k; indices count from the
             start of each sequence.
         key_intervals: (start, end), int32 [H|Hkv|1, total_k], rows counted from the start of each sequence.
-        Everything else as in flash_dmattn_func; causal and window align per sequence.
+        softmax_scale, is_causal, softcap, deterministic, window_size, sink, lse_without_sink, return_lse,
+            return_lse_low: as in flash_dmattn_func.
+        scale, others: as in flash_dmattn_func.
+        return_attn_probs, block_table: False and None, the defaults: packed sequences have no tensor of probabilities,
+            and there is no paged cache.
 
     Returns:
-        out [total_q, H, Dv], or (out, lse) with lse [H, total_q], or (out, lse, lse_low).
+        out [total_q, H, Dv]; (out, lse) with return_lse, lse [H, total_q]; (out, lse, lse_low) with return_lse_low.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
+        NotImplementedError: block_table is given, or no kernel of the tensors' device takes the problem.
+        RuntimeError: as in flash_dmattn_func.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import flash_dmattn_varlen_func
+        >>> q = k = v = torch.ones(5, 2, 8)
+        >>> cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)  # sequences of two and of three rows
+        >>> flash_dmattn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 3, 3, is_causal=True).shape
+        torch.Size([5, 2, 8])
     """
     if others:
         refuse_keywords("flash_dmattn_varlen_func", others)
@@ -653,7 +685,26 @@ def attend_packed(
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
-    """The attention function; kwargs become its defaults. backend: "cpu", "cuda", None. Tensors run where they are."""
+    """flash_dmattn_func, with other defaults where keywords are given. Tensors run where they are.
+
+    Args:
+        backend: "cpu", "cuda" or None, the default: one that this installation must have.
+        kwargs: keywords of flash_dmattn_func that every call gets.
+
+    Returns:
+        A function with the arguments and results of flash_dmattn_func.
+
+    Raises:
+        ValueError: this installation does not have the back end.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import flash_dmattn_func_auto
+        >>> attend = flash_dmattn_func_auto("cpu", is_causal=True)
+        >>> x = torch.ones(1, 4, 2, 8)
+        >>> attend(x, x, x).shape
+        torch.Size([1, 4, 2, 8])
+    """
     if backend not in (None, "cpu") and not (backend == "cuda" and _native.cuda_devices()):
         known = ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
         raise ValueError(f"Unknown backend: {backend}. Available backends: {known}")

@@ -16,7 +16,23 @@ __all__ = ["main"]
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """The benchmark's exit code; 2 where no benchmark is found."""
+    """Runs the benchmark of a checkout; the programs lie in its folder bench/.
+
+    Args:
+        arguments: of the command line; default None: those of the process. --root names the checkout, by default the
+            current folder. The others are the benchmark's, and --help prints them.
+
+    Returns:
+        The benchmark's exit code; 2, with a sentence on stderr, where no benchmark is found.
+
+    Raises:
+        SystemExit: --help was asked for, or an argument is wrong.
+
+    Examples:
+        >>> from flash_dmattn import bench
+        >>> bench.main(["--root", "no/such/folder"])
+        2
+    """
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench", add_help=False, allow_abbrev=False)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path())
     options, rest = parser.parse_known_args(arguments)

@@ -190,21 +190,23 @@ def attention(
     """softmax(q k^T softmax_scale + attn_bias) v over the keys that each row sees, on JAX arrays.
 
     Args:
-        q: [B, Sq, H, D]; k: [B, Sk, Hkv, D]; v: [B, Sk, Hkv, Dv], of one dtype; H is a multiple of Hkv.
+        q: [B, Sq, H, D], float32, float16, bfloat16 or, on the CPU, float64.
+        k, v: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], q's dtype; H is a multiple of Hkv.
         attn_mask: bool [B|1, h, Sq|1, Sk|1], h of 1, Hkv or H; True: the row sees the key. Also [B, h, Sk], and
-            [B, Sk] for padding.
-        attn_bias: added to the scores; [B|1, h, Sq|1, Sk|1] or [B, h, Sk].
-        softmax_scale: default D^-0.5.
-        is_causal: row i sees keys j <= i + Sk - Sq.
-        softcap: above 0: scores become softcap * tanh(score / softcap), before the bias.
-        deterministic: gradients have the same bits every time. The CPU's always have.
-        window_size: (left, right): keys from i + Sk - Sq - left to i + Sk - Sq + right; None or -1: no limit.
-            Or int32 [H|Hkv, 2]: that of each head.
-        key_intervals: (start, end), int32 [B, h, Sk]: key j is seen by rows start <= i < end.
-        document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document.
-        prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal.
-        sink: [H] or [n, H]: logits that join the sum of each row of their head.
-        return_lse: also return the logarithm of each row's sum, [B, H, Sq] float32.
+            [B, Sk] for padding. Default None.
+        attn_bias: added to the scores; [B|1, h, Sq|1, Sk|1] or [B, h, Sk]. Default None.
+        softmax_scale: default D ** -0.5.
+        is_causal: row i sees keys j <= i + Sk - Sq. Default False.
+        softcap: above 0: scores become softcap * tanh(score / softcap), before the bias. Default 0.
+        deterministic: gradients have the same bits every time. The CPU's always have. Default False.
+        window_size: (left, right): keys from i + Sk - Sq - left to i + Sk - Sq + right; None or -1: no limit, the
+            default. Or int32 [H|Hkv, 2]: that of each head.
+        key_intervals: (start, end), int32 [B, h, Sk]: key j is seen by rows start <= i < end. Default None.
+        document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.
+        prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. Default None.
+        sink: [H] or [n, H]: logits that join the sum of each row of their head. Default None.
+        return_lse: also return the logarithm of each row's sum, [B, H, Sq] float32 (float64 for float64 arrays). Default
+            False.
 
     Returns:
         out [B, Sq, H, Dv] of q's dtype, or (out, lse). Differentiable with regard to q, k, v, attn_bias and sink, also
@@ -215,6 +217,16 @@ def attention(
     Raises:
         TypeError, ValueError: about shapes and dtypes, while tracing.
         jax.errors.JaxRuntimeError: the library's sentence about what it does not take, when the result is awaited.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from flash_dmattn.jax import attention
+        >>> q, k, v = jnp.ones((1, 4, 2, 8)), jnp.ones((1, 4, 1, 8)), jnp.ones((1, 4, 1, 8))
+        >>> jax.jit(lambda q: attention(q, k, v, is_causal=True))(q).shape
+        (1, 4, 2, 8)
+        >>> dv = jax.grad(lambda v: attention(q, k, v, is_causal=True).sum())(v)
+        >>> [round(float(each), 2) for each in dv[0, :, 0, 0]]  # how often each key was read, by two heads
+        [4.17, 2.17, 1.17, 0.5]
     """
     given: Arrays = {"q": jnp.asarray(q), "k": jnp.asarray(k), "v": jnp.asarray(v)}
     check_axes(tuple(given.values()), tuple(given), 4)

@@ -169,10 +169,21 @@ def topk_intervals(
             index, NaN ranks lowest. No gradient flows through the choice.
         window_size: W >= 1 keys per row; W >= Sk is plain causal.
         seqlen_q: rows of the query; default Sk. Row i may see the keys j <= i + Sk - seqlen_q.
-        key_padding_mask: bool [B, Sk], True = a real key; others are never visible and do not count.
+        key_padding_mask: bool [B, Sk], True = a real key; others are never visible and do not count. Default None.
 
     Returns:
         KeyIntervals (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped.
+
+    Raises:
+        TypeError, ValueError: a shape, a dtype or a number is wrong.
+        NotImplementedError: bias is neither on the CPU nor on a CUDA device.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import masks
+        >>> start, end = masks.topk_intervals(torch.tensor([[[3.0, 1.0, 2.0, 0.0]]]), 2)
+        >>> masks.intervals_to_mask(start, end, 4).int().tolist()
+        [[[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0]]]]
     """
     window_size = at_least(1, window_size, "window_size")
     if _is_torch(bias):
@@ -228,7 +239,29 @@ def window_intervals(
     library: Optional[str] = None,
     device: Any = None,
 ) -> KeyIntervals:
-    """Sliding window (left, right), -1 or None = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
+    """A sliding window, and causal, bottom-right aligned.
+
+    Args:
+        seqlen_q, seqlen_k: Sq and Sk, at least 0.
+        window_size: (left, right): key j is visible to row i when i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or
+            None = unbounded, the default.
+        causal: and when j <= i + Sk - Sq. Default False.
+        library: "torch" or "numpy": whose arrays are made. Default None: PyTorch's where it is loaded.
+        device: where PyTorch's tensors are made; default None: on the CPU.
+
+    Returns:
+        KeyIntervals (start, end), int32 [1, 1, Sk].
+
+    Raises:
+        TypeError, ValueError: a number or the library is wrong, or a device is given beside "numpy".
+        NotImplementedError: device is neither the CPU nor a CUDA device.
+
+    Examples:
+        >>> from flash_dmattn import masks
+        >>> start, end = masks.window_intervals(4, 4, (1, 0), library="numpy")  # itself and the one before
+        >>> start.tolist(), end.tolist()
+        ([[[0, 1, 2, 3]]], [[[2, 3, 4, 5]]])
+    """
     rows, keys = at_least(0, seqlen_q, "seqlen_q"), at_least(0, seqlen_k, "seqlen_k")
     (left, right), causal = window_of(window_size), flag_of(causal, "causal")
     there = _torch_device(device, library)
@@ -244,14 +277,47 @@ def window_intervals(
 
 
 def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> KeyIntervals:
-    """Plain causal: key j is visible to the rows i >= j - (Sk - Sq). (start, end) [1, 1, Sk]."""
+    """Plain causal: key j is visible to the rows i >= j - (Sk - Sq).
+
+    Args:
+        seqlen_q, seqlen_k: Sq and Sk, at least 0.
+        library, device: as in `window_intervals`.
+
+    Returns:
+        KeyIntervals (start, end), int32 [1, 1, Sk].
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as in `window_intervals`.
+
+    Examples:
+        >>> from flash_dmattn import masks
+        >>> masks.causal_intervals(3, 3, library="numpy").start.tolist()
+        [[[0, 1, 2]]]
+    """
     return window_intervals(seqlen_q, seqlen_k, causal=True, library=library, device=device)
 
 
 def prefix_intervals(
     seqlen_q: int, seqlen_k: int, prefix: int, library: Optional[str] = None, device: Any = None
 ) -> KeyIntervals:
-    """Prefix LM: keys below `prefix` are visible to every row, the others causally. (start, end) [1, 1, Sk]."""
+    """Prefix LM: keys below `prefix` are visible to every row, the others causally.
+
+    Args:
+        seqlen_q, seqlen_k: Sq and Sk, at least 0.
+        prefix: how many keys every row sees.
+        library, device: as in `window_intervals`.
+
+    Returns:
+        KeyIntervals (start, end), int32 [1, 1, Sk].
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as in `window_intervals`.
+
+    Examples:
+        >>> from flash_dmattn import masks
+        >>> masks.prefix_intervals(4, 4, 2, library="numpy").start.tolist()
+        [[[0, 0, 2, 3]]]
+    """
     rows, keys = at_least(0, seqlen_q, "seqlen_q"), at_least(0, seqlen_k, "seqlen_k")
     prefix = integer_of(prefix, "prefix")
     there = _torch_device(device, library)
@@ -267,11 +333,28 @@ def prefix_intervals(
 
 
 def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> KeyIntervals:
-    """Attention inside documents only: cu_seqlens int32 [n + 1] from 0 to S; Sq == Sk == S. (start, end) [1, 1, S].
+    """Attention inside documents only, where Sq == Sk == S.
 
-    seqlen: S, where the caller knows it. Without it the offsets of a CUDA tensor are read and checked, which waits for
-    the device; with it they are not looked at, and keys from the last offset on are never visible. Arrays on CUDA
-    devices that are not PyTorch's need it.
+    Args:
+        cu_seqlens: int32 [n + 1], rising from 0 to S: where documents begin.
+        causal: causal inside a document, the default; False: rows see all of their document.
+        seqlen: S, where the caller knows it. Default None: the offsets of a CUDA tensor are read and checked, which
+            waits for the device; with it they are not looked at, and keys from the last offset on are never visible.
+            Arrays on CUDA devices that are not PyTorch's need it.
+
+    Returns:
+        KeyIntervals (start, end), int32 [1, 1, S].
+
+    Raises:
+        TypeError, ValueError: the offsets do not start with 0, fall, or do not end with seqlen; seqlen is missing.
+        NotImplementedError: cu_seqlens are neither on the CPU nor on a CUDA device.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import masks
+        >>> start, end = masks.document_intervals(numpy.array([0, 2, 4], numpy.int32))
+        >>> start.tolist(), end.tolist()
+        ([[[0, 1, 2, 3]]], [[[2, 2, 4, 4]]])
     """
     on_torch, on_host = _is_torch(cu_seqlens), hasattr(cu_seqlens, "__array_interface__")
     causal = flag_of(causal, "causal")
@@ -315,17 +398,28 @@ def _last_offset(cu_seqlens: Any, seqlen: Optional[int]) -> int:
 def key_bias(dt: Array, a: Any, exponential: bool = False, key_padding_mask: Any = None) -> Array:
     """The bias of a dynamic mask, of what a projection gives for each key and head: a softplus(dt), [B, h, S].
 
-    Differentiable in dt and a for torch tensors; one kernel forward and one backward on CUDA devices.
+    Differentiable in dt and a for PyTorch's tensors; one kernel forward and one backward on CUDA devices.
 
     Args:
-        dt: [B, S, h], floating; what `dt_proj` gives.
+        dt: [B, S, h], floating; what `dt_proj` gives. float64 on the CPU only.
         a: [h], floating.
-        exponential: exp(a softplus(dt)) instead, as Doge has it.
-        key_padding_mask: bool [B, S], True = a real key; the bias of others is -inf, so that no row sees them.
+        exponential: exp(a softplus(dt)) instead, as Doge has it. Default False.
+        key_padding_mask: bool [B, S], True = a real key; the bias of others is -inf, so that no row sees them. Default
+            None.
 
     Returns:
         [B, h, S], of the dtype that dt and a have together: float32 of float32 and a smaller one. As attn_bias write it
         bias[:, :, None], which says whatever h and Sq are that there is no axis of rows.
+
+    Raises:
+        TypeError, ValueError: a shape or a dtype is wrong.
+        NotImplementedError: float64 on a CUDA device, or dt is on another device than these two kinds.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import masks
+        >>> masks.key_bias(torch.zeros(1, 3, 2), torch.ones(2)).shape  # [B, S, h] in, [B, h, S] out
+        torch.Size([1, 2, 3])
     """
     exponential = flag_of(exponential, "exponential")
     if a is None:
@@ -389,9 +483,25 @@ def _beside_mask(mask: Any) -> Tuple[_Beside, Borrowed]:
 
 
 def intervals_from_mask(mask: Any) -> Optional[KeyIntervals]:
-    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key.
+    """A dense bool mask as key intervals, where it is one interval of rows per key.
 
-    Of a CUDA tensor it waits for the device once, to know which.
+    Args:
+        mask: bool [Sq, Sk] or [B, h, Sq, Sk], True = visible. A CUDA tensor makes the call wait for the device once.
+
+    Returns:
+        KeyIntervals (start, end), int32 [B, h, Sk], or None where the rows of a key are not one interval.
+
+    Raises:
+        TypeError, ValueError: the mask's dtype or shape is wrong.
+        NotImplementedError: the mask is on a CUDA device and not PyTorch's.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import masks
+        >>> masks.intervals_from_mask(numpy.tri(3, dtype=bool)).start.tolist()
+        [[[0, 1, 2]]]
+        >>> masks.intervals_from_mask(numpy.array([[True], [False], [True]])) is None
+        True
     """
     if _is_torch(mask):
         _on_device(mask, "mask")
@@ -407,7 +517,26 @@ def intervals_from_mask(mask: Any) -> Optional[KeyIntervals]:
 
 
 def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
-    """The dense bool mask [.., Sq, Sk] of key intervals int32 [.., Sk], of one to three axes; allocates all of it."""
+    """The dense bool mask of key intervals; allocates all of it.
+
+    Args:
+        start, end: int32 [.., Sk], of one to three axes and of one shape.
+        seqlen_q: Sq, at least 0.
+
+    Returns:
+        bool [.., Sq, Sk], True = visible.
+
+    Raises:
+        TypeError, ValueError: the shapes differ, or have another number of axes.
+        NotImplementedError: start is neither on the CPU nor on a CUDA device.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import masks
+        >>> start, end = numpy.array([0, 1], numpy.int32), numpy.array([1, 3], numpy.int32)
+        >>> masks.intervals_to_mask(start, end, 3).astype(int).tolist()
+        [[1, 0], [0, 1], [0, 1]]
+    """
     rows, on_torch = at_least(0, seqlen_q, "seqlen_q"), _is_torch(start)
     if on_torch:
         _on_device(start, "start")
@@ -434,11 +563,25 @@ def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
 
 
 def mask_blocks(mask: Any, block_q: int = 128, block_k: int = 128) -> Any:
-    """What a dense bool mask [Sq, Sk] or [B, h, Sq, Sk] shows of each block of block_q rows and block_k keys.
+    """What a dense bool mask shows of each block of block_q rows and block_k keys.
+
+    Args:
+        mask: bool [Sq, Sk] or [B, h, Sq, Sk], True = visible.
+        block_q, block_k: extents of a block, at least 1; default 128.
 
     Returns:
         uint8 [.., ceil(Sq / block_q), ceil(Sk / block_k)]: 0 nothing, 1 a part, 2 all. Without a 1 the blocks alone say
         what the mask says.
+
+    Raises:
+        TypeError, ValueError: the mask's dtype or shape is wrong, or an extent is below 1.
+        NotImplementedError: the mask is on a CUDA device and not PyTorch's.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import masks
+        >>> masks.mask_blocks(numpy.tri(4, dtype=bool), 2, 2).tolist()
+        [[1, 0], [2, 1]]
     """
     block_q, block_k = at_least(1, block_q, "block_q"), at_least(1, block_k, "block_k")
     if _is_torch(mask):
@@ -473,17 +616,31 @@ def create_mask(
     """A dense dynamic mask, bool, True = visible, with the meaning it has in flash-dmattn 1.2.
 
     Args:
-        attention_bias: [B|1, h, Sq|1, Sk] or [B, h, Sk]; NaN counts as min_dtype.
+        attention_bias: [B|1, h, Sq|1, Sk] or [B, h, Sk], floating; NaN counts as min_dtype.
         attention_mask: None, bool [B, Sk], bool [B, Sq] (the newest keys; older ones count as real), or 4-D bool.
         batch_size, query_len, key_len: B, Sq, Sk.
         window_size: keys to keep per row (all of them when Sk <= window_size). Of equal biases the smaller index wins.
         min_dtype: the value a hidden key's bias is replaced by; keys with that very bias are not kept.
         block_size: smooths along the keys: a block with more than half of its keys kept is kept whole, others are
             dropped. This may show keys that attention_mask hides: pass causal and padding to the attention call too.
-        type: "topk", or "relu" (keeps the keys with bias > 0).
+            Default None: 1.
+        type: "topk", the default, or "relu" (keeps the keys with bias > 0).
 
     Returns:
         The mask, broadcast over bias and attention_mask. `topk_intervals` gives the causal top-W mask in O(Sk) memory.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or a shape can be read in two ways.
+        NotImplementedError: attention_bias is neither on the CPU nor on a CUDA device.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn import masks
+        >>> bias = torch.tensor([3.0, 1.0, 2.0]).expand(1, 1, 3, 3)
+        >>> causal = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+        >>> lowest = torch.finfo(bias.dtype).min
+        >>> masks.create_mask(bias, causal, 1, 3, 3, window_size=2, min_dtype=lowest)[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """
     if type not in ("topk", "relu"):
         raise ValueError(f"type is {type!r}; it must be 'topk' or 'relu'")

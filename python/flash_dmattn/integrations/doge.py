@@ -37,7 +37,21 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 class DogeIntervalAttention(DogeAttention):
-    """DogeAttention with the same parameters; a layer becomes one by its class."""
+    """DogeAttention of transformers with the same parameters; `use_key_intervals` makes layers of a model such.
+
+    Args:
+        config, layer_idx: as DogeAttention takes them.
+
+    Raises:
+        NotImplementedError: in a call: attention_dropout in training, or probabilities are asked for.
+        TypeError: in a call: a mask that is not bool.
+
+    Examples:
+        >>> from flash_dmattn.integrations.doge import DogeIntervalAttention
+        >>> from transformers.models.doge.modeling_doge import DogeAttention
+        >>> issubclass(DogeIntervalAttention, DogeAttention)
+        True
+    """
 
     exponential: bool
 
@@ -88,9 +102,27 @@ class DogeIntervalAttention(DogeAttention):
 
 
 def use_key_intervals(model: transformers.PreTrainedModel, exponential: bool = True) -> transformers.PreTrainedModel:
-    """Makes every attention layer of a Doge model a DogeIntervalAttention, in place; returns the model.
+    """Makes every attention layer of a Doge model a DogeIntervalAttention, in place.
 
-    exponential: the bias is exp(A softplus(dt)), as in Doge; False: A softplus(dt), as in flash-dmattn since 1.2.1.
+    Args:
+        model: a model with DogeAttention layers, without a sliding window.
+        exponential: the bias is exp(A softplus(dt)), as in Doge, the default; False: A softplus(dt), as in flash-dmattn
+            since 1.2.1.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the model has no DogeAttention, or has a sliding window.
+
+    Examples:
+        >>> from flash_dmattn.integrations.doge import use_key_intervals
+        >>> from transformers import DogeConfig, DogeForCausalLM
+        >>> config = DogeConfig(vocab_size=16, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        ...                     num_attention_heads=2, num_key_value_heads=1)
+        >>> model = use_key_intervals(DogeForCausalLM(config))
+        >>> type(model.model.layers[0].self_attn).__name__
+        'DogeIntervalAttention'
     """
     layers = [module for module in model.modules() if isinstance(module, DogeAttention)]
     if not layers:

@@ -40,8 +40,25 @@ _aten = torch.ops.aten
 
 
 class CausalMask(Tensor):
-    """A bool mask [B, 1, Sq, Sk], key j visible to row i when j <= i + offset, that is stored once somebody computes
-    with it. From then on its stored values count: whoever got them may have changed them.
+    """A bool mask [B, 1, Sq, Sk] that is stored once somebody computes with it.
+
+    Key j is visible to row i when j <= i + offset. From then on its stored values count: whoever got them may have
+    changed them.
+
+    Args:
+        shape: (B, 1, Sq, Sk).
+        offset: the key that the first row is at.
+        device: where the stored values would be.
+
+    Raises:
+        Nothing: transformers and `dmattn_mask` give it what it takes.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn.integrations.transformers import CausalMask
+        >>> mask = CausalMask((1, 1, 2, 4), 1, torch.device("cpu"))
+        >>> mask.stored is None, (mask[0, 0] & True).int().tolist()
+        (True, [[1, 1, 0, 0], [1, 1, 1, 0]])
     """
 
     offset: int
@@ -60,7 +77,20 @@ class CausalMask(Tensor):
         super().__init__()
 
     def dense(self) -> Tensor:
-        """The values, [B, 1, Sq, Sk]; the batch is an expanded axis."""
+        """The values, which the mask holds from then on.
+
+        Returns:
+            bool [B, 1, Sq, Sk]; the batch is an expanded axis.
+
+        Raises:
+            Nothing: a mask has values always.
+
+        Examples:
+            >>> import torch
+            >>> from flash_dmattn.integrations.transformers import CausalMask
+            >>> CausalMask((1, 1, 2, 2), 0, torch.device("cpu")).dense().int().tolist()
+            [[[[1, 0], [1, 1]]]]
+        """
         if self.stored is None:
             row = torch.arange(self.shape[2], device=self.device)[:, None] + self.offset
             visible = torch.arange(self.shape[3], device=self.device)[None, :] <= row
@@ -120,6 +150,26 @@ def dmattn_mask(
     The absence of a mask means different things in different places (upper-left causal over the first keys of a static
     cache, all keys, a sum with a bias that is yet to come), so a causal mask is never left out, but for a single row
     that sees every key.
+
+    Args:
+        batch_size: B.
+        q_length, kv_length: Sq and Sk. Default None and 0, as transformers 4 gives cache_position instead.
+        q_offset, kv_offset: the positions of the first row and the first key. Default 0.
+        allow_is_causal_skip: a CausalMask may be returned, the default.
+        device: where the mask is; default "cpu".
+        options: what else sdpa_mask takes.
+
+    Returns:
+        A bool tensor [B, 1, Sq, Sk], a CausalMask of that shape, or None.
+
+    Raises:
+        TypeError: q_length is None and there is no cache_position. What sdpa_mask raises goes through.
+
+    Examples:
+        >>> from flash_dmattn.integrations.transformers import dmattn_mask
+        >>> mask = dmattn_mask(1, 3, 3)
+        >>> type(mask).__name__, tuple(mask.shape)
+        ('CausalMask', (1, 1, 3, 3))
     """
     skip = allow_is_causal_skip and not _needs_dense()
     positions = options.get("cache_position")
@@ -195,13 +245,42 @@ def flash_dmattn_attention_forward(
     output_attentions: Optional[bool] = None,
     **unused: Any,
 ) -> Tuple[Tensor, None]:
-    """The attention function transformers calls: query, key, value [B, H|Hkv, S, D] -> ([B, Sq, H, D], None).
+    """The attention function that transformers calls.
 
-    attention_mask is bool (True = visible) or additive; position_bias and attention_bias are added to the scores, and
-    all of them may need gradients. Without a mask the module's is_causal decides, and causal means what it means in
-    transformers: row i sees the keys j <= i, also where the cache holds more keys than there are rows; a single row
-    sees every key. key_intervals as in flash_dmattn_func. s_aux: one sink logit per query head. Without a mask,
-    cu_seq_lens_q and _k say that a batch of one holds packed sequences.
+    Without a mask the module's is_causal decides, and causal means what it means in transformers: row i sees the keys
+    j <= i, also where the cache holds more keys than there are rows; a single row sees every key.
+
+    Args:
+        module: the layer; its is_causal and configuration are asked.
+        query, key, value: [B, H, Sq, D] and [B, Hkv, Sk, D]; dtypes as in flash_dmattn_func.
+        attention_mask: bool (True = visible) or additive, [B|1, H|1, Sq|1, Sk], or None.
+        dropout: must be 0, the default.
+        scaling: as softmax_scale of flash_dmattn_func. Default None.
+        is_causal: instead of the module's. Default None.
+        softcap: as in flash_dmattn_func. Default None.
+        position_bias, attention_bias: added to the scores; these and an additive mask may need gradients. Default None.
+        key_intervals: as in flash_dmattn_func. Default None.
+        s_aux: [H]: one sink logit per query head. Default None.
+        cache: None, the default: there is no paged cache.
+        cu_seq_lens_q, cu_seq_lens_k: without a mask: a batch of one holds packed sequences. Default None.
+        max_length_q, max_length_k: the longest of them. Default 0.
+        output_attentions: False, or None, the default: what the configuration says, which must not be True.
+        unused: what else transformers gives; not looked at.
+
+    Returns:
+        ([B, Sq, H, D], None).
+
+    Raises:
+        NotImplementedError: dropout, a paged cache or probabilities are asked for.
+        TypeError, ValueError: as flash_dmattn_func.
+
+    Examples:
+        >>> import torch
+        >>> from flash_dmattn.integrations.transformers import flash_dmattn_attention_forward
+        >>> q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+        >>> out, none = flash_dmattn_attention_forward(torch.nn.Module(), q, k, v, None)
+        >>> out.shape, none
+        (torch.Size([1, 4, 2, 8]), None)
     """
     if dropout:
         raise NotImplementedError(
