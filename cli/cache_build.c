@@ -124,7 +124,7 @@ static void tell(int json) {
                info.folder, (long long)info.num_entries, (long long)info.bytes);
         return;
     }
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     json_open(&w, NULL, '{');
     json_put_text(&w, "device", job.device.name);
     json_put_integer(&w, "problems", job.count);

@@ -204,7 +204,7 @@ static int check_results(struct attend *a) {
 
 static void print_json(const struct attend *a) {
     static char plan[4096];
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     json_open(&w, NULL, '{');
     json_put_text(&w, "device", a->run.device.name);
     if (emulated_device())

@@ -367,7 +367,7 @@ static int compare_rows(const void *a, const void *b) {
 }
 
 static void print_json(const struct bench *b) {
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     json_open(&w, NULL, '[');
     for (int32_t i = 0; i < b->num_rows; i++) {
         const struct row *row = &b->rows[i];

@@ -91,7 +91,7 @@ int command_cache(int argc, char **argv) {
     const fdm_status status = fdm_cache_query(&info);
     if (status)
         return fail(status);
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     if (json) {
         json_open(&w, NULL, '{');
         json_open(&w, "entries", '[');

@@ -95,7 +95,7 @@ static void put_settings(struct json_writer *w) {
 }
 
 static void print_json(void) {
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     json_open(&w, NULL, '{');
     json_put_text(&w, "version", fdm_version());

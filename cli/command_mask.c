@@ -369,7 +369,7 @@ static void put_tensor(struct json_writer *w, const struct file_tensor *t, enum 
 }
 
 static void print_results(const struct request *r) {
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     if (r->json)
         json_open(&w, NULL, '{');
     for (int i = 0; i < NUM_ROLES; i++)

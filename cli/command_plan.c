@@ -220,7 +220,7 @@ static void print_json(const fdm_plan *plan, const struct request *r, const stru
         puts(text);
         return;
     }
-    struct json_writer writer = {stdout, 1};
+    struct json_writer writer = {.stream = stdout, .needs_comma = 1};
     printf("%.*s", (int)(strrchr(text, '}') - text), text);
     json_open(&writer, "resources", '[');
     for (int32_t i = 0; i < resources->count; i++) {
@@ -275,7 +275,7 @@ static void print_plan(const fdm_plan *plan, const char *device, const struct re
  * lists. */
 static int print_variants(const fdm_device *device, const struct request *r) {
     char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
-    struct json_writer writer = {stdout, 0};
+    struct json_writer writer = {.stream = stdout};
     fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     int32_t kernels = 0;
     for (int32_t n = 0; !fdm_kernel_list(n, &kernel); n++) {

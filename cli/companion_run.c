@@ -168,7 +168,7 @@ static void print_table(struct companion_row *rows, int32_t count, const char *u
 }
 
 static void print_json(const struct companion_row *rows, int32_t count, const char *unit, int has_errors) {
-    struct json_writer w = {stdout, 0};
+    struct json_writer w = {.stream = stdout};
     json_open(&w, NULL, '[');
     for (int32_t i = 0; i < count; i++) {
         const struct companion_row *r = &rows[i];
@@ -216,7 +216,7 @@ int companion_bench(const struct companion_bench *b) {
 
 void companion_print_choice(const char *device, const fdm_companion_choice *choice, int explain, int json) {
     if (json) {
-        struct json_writer w = {stdout, 0};
+        struct json_writer w = {.stream = stdout};
         json_open(&w, NULL, '{');
         json_put_text(&w, "device", device);
         json_put_text(&w, "kernel", choice->kernel);

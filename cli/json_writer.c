@@ -2,62 +2,69 @@
 #include "json_writer.h"
 
 #include <math.h>
+#include <string.h>
 
-static void put_string(FILE *stream, const char *text) {
-    fputc('"', stream);
-    for (; *text; text++)
+static void put(struct json_writer *w, const char *text) {
+    w->bytes += strlen(text);
+    if (w->stream)
+        fputs(text, w->stream);
+}
+
+static void put_string(struct json_writer *w, const char *text) {
+    put(w, "\"");
+    for (; *text; text++) {
+        char form[8] = {*text};
         if (*text == '"' || *text == '\\')
-            fprintf(stream, "\\%c", *text);
+            snprintf(form, sizeof form, "\\%c", *text);
         else if ((unsigned char)*text < 0x20)
-            fprintf(stream, "\\u%04x", *text);
-        else
-            fputc(*text, stream);
-    fputc('"', stream);
+            snprintf(form, sizeof form, "\\u%04x", *text);
+        put(w, form);
+    }
+    put(w, "\"");
 }
 
 static void put_key(struct json_writer *w, const char *key) {
     if (w->needs_comma)
-        fputs(", ", w->stream);
+        put(w, ", ");
     w->needs_comma = 1;
     if (!key)
         return;
-    put_string(w->stream, key);
-    fputs(": ", w->stream);
+    put_string(w, key);
+    put(w, ": ");
 }
 
 void json_open(struct json_writer *w, const char *key, char bracket) {
     put_key(w, key);
-    fputc(bracket, w->stream);
+    put(w, (char[2]){bracket});
     w->needs_comma = 0;
 }
 
 void json_close(struct json_writer *w, char bracket) {
-    fputc(bracket, w->stream);
+    put(w, (char[2]){bracket});
     w->needs_comma = 1;
 }
 
 void json_put_text(struct json_writer *w, const char *key, const char *text) {
     put_key(w, key);
     if (text)
-        put_string(w->stream, text);
+        put_string(w, text);
     else
-        fputs("null", w->stream);
+        put(w, "null");
 }
 
 void json_put_integer(struct json_writer *w, const char *key, int64_t value) {
-    put_key(w, key);
-    fprintf(w->stream, "%lld", (long long)value);
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    json_put_raw(w, key, text);
 }
 
 void json_put_real(struct json_writer *w, const char *key, double value) {
-    put_key(w, key);
-    if (isfinite(value))
-        fprintf(w->stream, "%.9g", value);
-    else
-        fputs("null", w->stream);
+    char text[32];
+    snprintf(text, sizeof text, "%.9g", value);
+    json_put_raw(w, key, isfinite(value) ? text : "null");
 }
 
 void json_put_raw(struct json_writer *w, const char *key, const char *json) {
     put_key(w, key);
-    fputs(json, w->stream);
+    put(w, json);
 }

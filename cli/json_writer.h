@@ -2,12 +2,14 @@
 #ifndef FDM_JSON_WRITER_H
 #define FDM_JSON_WRITER_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
 struct json_writer {
-    FILE *stream;
+    FILE *stream; /* NULL: bytes are counted alone */
     int needs_comma;
+    size_t bytes; /* so far */
 };
 
 /* key NULL: an element of an array, or the outermost value. */

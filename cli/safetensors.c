@@ -1,6 +1,5 @@
 /* safetensors.c: the .safetensors format: u64 header length, JSON header, data. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json_reader.h"
@@ -181,13 +180,9 @@ static const char *dtype_code(fdm_dtype dtype) {
     return "F32";
 }
 
-/* The header, padded with blanks so that data starts at a multiple of 64; the caller frees it. */
-static char *make_header(const struct tensor_file *file, size_t *length) {
-    char *header = NULL;
-    FILE *stream = open_memstream(&header, length);
-    if (!stream)
-        return NULL;
-    struct json_writer w = {stream, 0};
+/* The header without its length; returns that. stream NULL: it is only measured. */
+static size_t write_header(FILE *stream, const struct tensor_file *file) {
+    struct json_writer w = {.stream = stream};
     int64_t offset = 0;
     json_open(&w, NULL, '{');
     for (int32_t i = 0; i < file->count; i++) {
@@ -205,26 +200,20 @@ static char *make_header(const struct tensor_file *file, size_t *length) {
         json_close(&w, '}');
     }
     json_close(&w, '}');
-    fflush(stream);
-    for (size_t padding = (64 - (8 + *length) % 64) % 64; padding > 0; padding--)
-        fputc(' ', stream);
-    if (fclose(stream) == 0)
-        return header;
-    free(header);
-    return NULL;
+    return w.bytes;
 }
 
 static int write_all(FILE *stream, const void *tensors) {
     const struct tensor_file *file = tensors;
-    size_t length = 0;
-    uint8_t prefix[8];
-    char *header = make_header(file, &length);
+    const size_t length = write_header(NULL, file);
+    const int padding = (int)((64 - (8 + length) % 64) % 64); /* blanks, so that data starts at a multiple of 64 */
     for (int i = 0; i < 8; i++)
-        prefix[i] = (uint8_t)(length >> 8 * i);
-    int fine = header && fwrite(prefix, 1, 8, stream) == 8 && fwrite(header, 1, length, stream) == length;
+        fputc((int)(uint8_t)((length + (size_t)padding) >> 8 * i), stream);
+    write_header(stream, file);
+    fprintf(stream, "%*s", padding, "");
+    int fine = !ferror(stream);
     for (int32_t i = 0; i < file->count && fine; i++)
         fine = fwrite(file->tensors[i].data, 1, file->tensors[i].bytes, stream) == file->tensors[i].bytes;
-    free(header);
     return fine;
 }
 
