@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "system/system.h"
 
 static const char prefix[] = "FLASH_DMATTN_";
 
@@ -90,7 +91,7 @@ int setting_allows(enum setting setting, const char *value) {
 const char *setting_get(enum setting setting) { return setting_get_foreign(settings[setting].facts.name); }
 
 const char *setting_get_foreign(const char *name) {
-    const char *value = getenv(name);
+    const char *value = system_variable(name);
     return value && *value ? value : NULL;
 }
 

@@ -11,6 +11,8 @@
 void *system_allocate(size_t bytes) { return aligned_alloc(64, bytes); }
 void system_release(void *memory) { free(memory); }
 
+const char *system_variable(const char *name) { return getenv(name); }
+
 void *system_open_library(const char *name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
 void *system_open_loaded_library(const char *path) { return dlopen(path, RTLD_LAZY | RTLD_NOLOAD); }
 void system_close_library(void *library) { dlclose(library); }

@@ -1,5 +1,6 @@
-/* system.h: what operating systems do in different ways: memory, libraries, processors, threads. linux.c, macos.c and
- * windows.c have it, but for what Linux and macOS share, which is in posix.c. The build takes those of its system. */
+/* system.h: what operating systems do in different ways: memory, the environment, libraries, processors, threads.
+ * linux.c, macos.c, windows.c and windows_text.c have it, but for what Linux and macOS share, which is in posix.c. The
+ * build takes those of its system. */
 #ifndef FDM_SYSTEM_H
 #define FDM_SYSTEM_H
 
@@ -11,6 +12,11 @@
 /* Memory at a multiple of 64 bytes, of a multiple of 64 bytes; NULL: there is none. */
 void *system_allocate(size_t bytes);
 void system_release(void *memory);
+
+/* ---- the environment ---- */
+
+/* The value of a variable, in UTF-8; NULL: it is not set. Valid as long as getenv()'s. */
+const char *system_variable(const char *name);
 
 /* ---- shared libraries ---- */
 

@@ -11,24 +11,6 @@
 #include "system/system.h"
 #include "system/windows.h"
 
-wchar_t *windows_wide(const char *text, wchar_t *wide, int size) {
-    if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, text, -1, wide, size))
-        return NULL;
-    for (wchar_t *at = wide; *at; at++)
-        if (*at == L'/')
-            *at = L'\\';
-    return wide;
-}
-
-int windows_narrow(const wchar_t *wide, char *text, size_t size) {
-    if (!WideCharToMultiByte(CP_UTF8, 0, wide, -1, text, (int)size, NULL, NULL))
-        return 0;
-    for (char *at = text; *at; at++)
-        if (*at == '\\')
-            *at = '/';
-    return 1;
-}
-
 void *system_allocate(size_t bytes) { return _aligned_malloc(bytes, 64); }
 void system_release(void *memory) { _aligned_free(memory); }
 

@@ -1,4 +1,4 @@
-/* windows.h: text between this library, UTF-8 with '/', and Windows, UTF-16 with '\'; inside src/system. */
+/* windows.h: text and errors between this library, UTF-8 with '/', and Windows, UTF-16 with '\'; inside src/system. */
 #ifndef FDM_SYSTEM_WINDOWS_H
 #define FDM_SYSTEM_WINDOWS_H
 
@@ -9,5 +9,7 @@
 wchar_t *windows_wide(const char *text, wchar_t *wide, int size);
 /* Returns 0 where the text is longer than size - 1 bytes. */
 int windows_narrow(const wchar_t *wide, char *text, size_t size);
+/* errno of what GetLastError() says. */
+void windows_set_errno(void);
 
 #endif
