@@ -6,10 +6,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli.h"
 #include "json_writer.h"
+#include "system/streams.h"
+#include "system/system.h"
 
 static const char help[] =
     "usage: fdm cache build --device NAME [--set common|FILE] [--json]\n\n"
@@ -69,7 +70,7 @@ static int read_set(const char *set) {
             right = add_problem(common_set[i], "common", i + 1);
         return right;
     }
-    FILE *file = fopen(set, "r");
+    FILE *file = system_open_text(set);
     if (!file)
         return complain(0, "the set %s cannot be read: %s", set, strerror(errno));
     while (right && fgets(line, sizeof line, file)) {
@@ -105,8 +106,8 @@ static void *compile(void *unused) {
 
 static void compile_all(void) {
     pthread_t workers[WORKERS_MAX];
-    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    const int wanted = cpus < 1 ? 1 : cpus > WORKERS_MAX ? WORKERS_MAX : (int)cpus;
+    const int32_t cpus = system_usable_cpus();
+    const int wanted = cpus > WORKERS_MAX ? WORKERS_MAX : cpus;
     int started = 0;
     while (started < wanted - 1 && pthread_create(&workers[started], NULL, compile, NULL) == 0)
         started++;

@@ -42,8 +42,9 @@ const char *emulated_device(void); /* its name; NULL: there is none */
 void progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Middle of the samples, which it sorts. */
 double median_of(double *samples, int32_t count);
-/* 64-byte aligned; NULL when there is none. */
+/* 64-byte aligned, for release(); NULL when there is none. */
 void *allocate(size_t bytes);
+void release(void *memory);
 /* The same; ends the process with a complaint when there is none: the tool has nothing to unwind. */
 void *allocate_or_exit(size_t bytes);
 

@@ -184,7 +184,7 @@ static fdm_status run_passes(struct attend *a) {
         status = run_timed(&a->run, &a->plans[pass], (int32_t)a->iters, seconds);
         a->seconds[pass] = status ? 0 : median_of(seconds, (int32_t)a->iters);
     }
-    free(seconds);
+    release(seconds);
     if (status)
         return status;
     run_release(&a->run);

@@ -323,7 +323,7 @@ static fdm_status time_row(struct bench *b, const fdm_kernel_info *kernel, const
         print_row(b, row);
         b->best = fmax(b->best, row->tflops);
     }
-    free(seconds);
+    release(seconds);
     return status;
 }
 

@@ -1,14 +1,12 @@
 /* command_cache.c: fdm cache: the kernels compiled at run time. */
-#include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cache_build.h"
 #include "cli.h"
 #include "json_writer.h"
+#include "system/files.h"
 
 static const char help[] =
     "usage: fdm cache [list|clear] [--json]\n       fdm cache pack FILE\n       fdm cache build --device NAME [--set "
@@ -24,36 +22,37 @@ struct totals {
 };
 
 /* Looks at, or removes, the folder's entries; a folder that is not there is empty. */
-static struct totals walk(const char *folder, int clear, struct json_writer *json, int print) {
+static struct totals walk(const char *path, int clear, struct json_writer *json, int print) {
     struct totals totals = {0, 0, EXIT_FINE};
-    DIR *directory = opendir(folder);
-    if (!directory && errno != ENOENT && errno != ENOTDIR)
-        totals.code = complain(EXIT_USAGE, "%s cannot be read: %s", folder, strerror(errno));
-    for (struct dirent *entry; directory && (entry = readdir(directory));) {
-        char path[2048];
-        struct stat facts;
-        const char *extension = strstr(entry->d_name, ".cubin");
-        if (!extension || snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
-            lstat(path, &facts) || !S_ISREG(facts.st_mode))
+    struct system_folder folder;
+    struct system_walk walk;
+    struct system_file_facts facts;
+    const int opened = system_open_folder(&folder, path, &facts), walks = opened && system_begin_walk(&walk, &folder);
+    if (!walks && errno != ENOENT && errno != ENOTDIR)
+        totals.code = complain(EXIT_USAGE, "%s cannot be read: %s", path, strerror(errno));
+    while (walks && system_walk_on(&walk)) {
+        if (!strstr(walk.name, ".cubin") || !walk.facts.regular)
             continue;
-        if (clear && unlink(path)) {
+        if (clear && !system_remove_in(&folder, walk.name)) {
             if (!totals.code) /* one line is enough */
-                totals.code = complain(EXIT_WRITE, "%s cannot be removed: %s", path, strerror(errno));
+                totals.code = complain(EXIT_WRITE, "%s/%s cannot be removed: %s", path, walk.name, strerror(errno));
             continue;
         }
         totals.entries++;
-        totals.bytes += facts.st_size;
+        totals.bytes += walk.facts.bytes;
         if (json) {
             json_open(json, NULL, '{');
-            json_put_text(json, "name", entry->d_name);
-            json_put_integer(json, "bytes", facts.st_size);
+            json_put_text(json, "name", walk.name);
+            json_put_integer(json, "bytes", walk.facts.bytes);
             json_close(json, '}');
         } else if (print) {
-            printf("%s %lld bytes\n", entry->d_name, (long long)facts.st_size);
+            printf("%s %lld bytes\n", walk.name, (long long)walk.facts.bytes);
         }
     }
-    if (directory)
-        closedir(directory);
+    if (walks)
+        system_end_walk(&walk);
+    if (opened)
+        system_close_folder(&folder);
     return totals;
 }
 

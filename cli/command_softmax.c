@@ -179,7 +179,7 @@ static double worst_error(struct bench *b) {
         }
         worst = fmax(worst, size > 0 ? error / size : error);
     }
-    free(want);
+    release(want);
     return worst;
 }
 

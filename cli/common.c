@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "system/system.h"
 
 int complain(int code, const char *format, ...) {
     va_list arguments;
@@ -79,7 +80,8 @@ double median_of(double *samples, int32_t count) {
     return count % 2 ? samples[count / 2] : 0.5 * (samples[count / 2 - 1] + samples[count / 2]);
 }
 
-void *allocate(size_t bytes) { return bytes > SIZE_MAX - 64 ? NULL : aligned_alloc(64, (bytes + 64) / 64 * 64); }
+void *allocate(size_t bytes) { return bytes > SIZE_MAX - 64 ? NULL : system_allocate((bytes + 64) / 64 * 64); }
+void release(void *memory) { system_release(memory); }
 
 void *allocate_or_exit(size_t bytes) {
     void *memory = allocate(bytes);

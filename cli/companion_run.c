@@ -89,7 +89,7 @@ void companion_make(struct companion_buffer *b, fdm_device_id device, fdm_dtype 
 
 void companion_release(struct companion_buffer *b) {
     fdm_memory_release(b->tensor.device, b->tensor.data);
-    free(b->host);
+    release(b->host);
 }
 
 /* ---- time ---- */
@@ -122,7 +122,7 @@ static fdm_status measure(fdm_device_id device, fdm_status (*call)(void *context
         time->quartile_high = seconds[iters - 1 - iters / 4];
     }
     fdm_timer_release(timer);
-    free(seconds);
+    release(seconds);
     return status;
 }
 

@@ -1,9 +1,9 @@
 /* main.c: the command line tool: picks the subcommand. */
-#include <signal.h>
 #include <string.h>
 
 #include "cli.h"
 #include "output_file.h"
+#include "system/streams.h"
 
 static const struct {
     const char *name;
@@ -54,6 +54,6 @@ static int run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGXFSZ, SIG_IGN); /* a limit on files makes writing fail, and does not end the process */
+    system_start();
     return output_finish(run(argc, argv));
 }

@@ -2,9 +2,9 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "cli.h"
+#include "system/streams.h"
 
 enum { PATIENCE_SECONDS = 1, TEXT_MAX = 96 };
 
@@ -36,7 +36,7 @@ static void *draw_often(void *unused) {
 
 static void start(void) {
     pthread_t thread;
-    state.shows = isatty(STDERR_FILENO) && pthread_create(&thread, NULL, draw_often, NULL) == 0;
+    state.shows = system_has_terminal() && pthread_create(&thread, NULL, draw_often, NULL) == 0;
     if (state.shows)
         pthread_detach(thread);
 }

@@ -141,7 +141,7 @@ static void take_inputs(const struct run *run, struct run_truth *truth) {
         return;
     struct file_tensor all = truth->run.tensors[RUN_Q];
     truth->run.tensors[RUN_Q] = gather(&all, 1, truth);
-    free(all.data);
+    release(all.data);
     truth->run.tensors[RUN_START] = truth->run.tensors[RUN_END] = (struct file_tensor){0};
     make_mask(run, truth);
     truth->run.options.causal = 0;
@@ -175,7 +175,7 @@ int32_t run_compare(struct run *run, const struct run_truth *truth, double toler
         errors[count] = compare(&have, want, tolerance);
         errors[count++].name = run_tensor_names[outputs[i].role];
         if (truth->rows)
-            free(have.data);
+            release(have.data);
     }
     return count;
 }
@@ -183,6 +183,6 @@ int32_t run_compare(struct run *run, const struct run_truth *truth, double toler
 void run_release_truth(struct run *run, struct run_truth *truth) {
     for (int i = 0; i < RUN_TENSORS; i++)
         if (truth->run.tensors[i].data != run->tensors[i].data)
-            free(truth->run.tensors[i].data);
-    free(truth->rows);
+            release(truth->run.tensors[i].data);
+    release(truth->rows);
 }

@@ -2,15 +2,12 @@
 #include "tensor_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli.h"
+#include "system/streams.h"
 
 int64_t file_tensor_elements(const struct file_tensor *tensor) {
     int64_t elements = 1;
@@ -41,47 +38,29 @@ int safetensors_may_be(const char *path) {
 
 struct source {
     const char *path;
-    int file, is_pipe;
+    struct system_source stream;
+    int is_pipe;
     uint64_t bytes; /* of the file; unknown of a pipe */
 };
 
-/* Opened before its type is known, so the open must not wait for another process. 1, or 0 after a complaint. */
+/* 1, or 0 after a complaint. */
 static int open_source(const char *path, struct source *source) {
-    struct stat facts;
-    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (file < 0)
+    struct system_source stream;
+    if (!system_open_source(path, &stream))
         return complain(0, "%s: %s", path, strerror(errno));
-    if (fstat(file, &facts) == 0 && (S_ISREG(facts.st_mode) || S_ISFIFO(facts.st_mode))) {
-        const int is_pipe = S_ISFIFO(facts.st_mode);
-        *source = (struct source){path, file, is_pipe, is_pipe ? FILE_BYTES_UNKNOWN : (uint64_t)facts.st_size};
+    const int is_pipe = stream.kind == SYSTEM_PIPE;
+    *source = (struct source){path, stream, is_pipe, is_pipe ? FILE_BYTES_UNKNOWN : stream.bytes};
+    if (stream.kind != SYSTEM_NEITHER)
         return 1;
-    }
-    close(file);
+    system_close_source(&stream);
     return complain(0, "%s: it is neither a regular file nor a pipe", path);
-}
-
-/* How many came: fewer than `size` at the end alone; -1 with errno. Where a pipe's writer has nothing yet, from then on
- * a read waits for it. */
-static ssize_t read_all(const struct source *source, void *data, size_t size) {
-    enum { PART = 1 << 30 };
-    size_t have = 0;
-    while (have < size) {
-        const ssize_t come = read(source->file, (char *)data + have, size - have < PART ? size - have : PART);
-        if (come == 0)
-            break;
-        if (come > 0)
-            have += (size_t)come;
-        else if (errno == EAGAIN ? fcntl(source->file, F_SETFL, 0) != 0 : errno != EINTR)
-            return -1;
-    }
-    return (ssize_t)have;
 }
 
 /* A FIFO may wait for a writer without end. One that is there, or comes within seconds, is waited for. */
 static void wait_for_writer(const struct source *source) {
     enum { PATIENCE_MS = 3000 };
     progress("waiting for a writer of %s", source->path);
-    poll(&(struct pollfd){.fd = source->file, .events = POLLIN}, 1, PATIENCE_MS);
+    system_await_writer(&source->stream, PATIENCE_MS);
     progress(NULL);
 }
 
@@ -101,7 +80,7 @@ static int read_header(const struct source *source, struct header *header) {
         if (!bytes)
             return complain(0, "%s: no memory for its header of %zu bytes", source->path, needed);
         header->bytes = bytes;
-        const ssize_t come = read_all(source, bytes + header->size, needed - header->size);
+        const int64_t come = system_read(&source->stream, bytes + header->size, needed - header->size);
         if (come < 0)
             return complain(0, "%s: %s", source->path, strerror(errno));
         if (come == 0 && header->size == 0 && source->is_pipe)
@@ -146,17 +125,17 @@ static void swap_bytes(struct file_tensor *tensor) {
 /* From place `*at` of the file on. */
 static int read_data(const struct source *source, uint64_t *at, struct file_tensor *tensor) {
     char unused[4096];
-    ssize_t come = 1;
+    int64_t come = 1;
     for (; *at < tensor->offset && come > 0; *at += (uint64_t)come) {
         const uint64_t gap = tensor->offset - *at;
-        come = read_all(source, unused, gap < sizeof unused ? (size_t)gap : sizeof unused);
+        come = system_read(&source->stream, unused, gap < sizeof unused ? (size_t)gap : sizeof unused);
     }
     tensor->data = allocate(tensor->bytes);
     if (!tensor->data)
         return complain(0, "%s: tensor '%s' has %zu bytes, more than there is memory", source->path, tensor->name,
                         tensor->bytes);
     if (come > 0)
-        come = read_all(source, tensor->data, tensor->bytes);
+        come = system_read(&source->stream, tensor->data, tensor->bytes);
     if (come < 0)
         return complain(0, "%s: %s", source->path, strerror(errno));
     if (*at < tensor->offset || (size_t)come < tensor->bytes)
@@ -188,14 +167,14 @@ static int read_tensors(const struct source *source, const struct header *header
             return 0;
         file->tensors[file->count++] = *tensor;
     }
-    return !header->npy || read_all(source, &more, 1) == 0 ||
+    return !header->npy || system_read(&source->stream, &more, 1) == 0 ||
            complain(0, "%s: its shape does not match the bytes that follow the header", source->path);
 }
 
 int tensor_file_read(const char *path, const char *name, struct tensor_file *file) {
     static struct tensor_file parsed;
     struct header header = {.npy = ends_with(path, ".npy")};
-    struct source source = {.file = -1};
+    struct source source;
     if (!open_source(path, &source))
         return 0;
     int fine = source.is_pipe || header.npy || ends_with(path, ".safetensors") ||
@@ -204,7 +183,7 @@ int tensor_file_read(const char *path, const char *name, struct tensor_file *fil
         wait_for_writer(&source);
     fine = fine && read_header(&source, &header) && parse(&source, &header, name, &parsed) &&
            read_tensors(&source, &header, &parsed, file);
-    close(source.file);
+    system_close_source(&source.stream);
     free(header.bytes);
     return fine;
 }

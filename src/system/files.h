@@ -1,5 +1,6 @@
-/* files.h: folders and files that a program must be able to trust, and to replace whole. posix_files.c and windows.c
- * have them. Paths are UTF-8, and '/' divides them on every system. */
+/* files.h: folders and files that a program must be able to trust, and to replace whole. posix_files.c and
+ * windows_files.c have them. Paths are UTF-8, and '/' divides them on every system. Where a folder cannot be opened or
+ * a file cannot be removed, errno says why. */
 #ifndef FDM_SYSTEM_FILES_H
 #define FDM_SYSTEM_FILES_H
 

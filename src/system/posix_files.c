@@ -1,6 +1,7 @@
 /* posix_files.c: files.h on Linux and macOS. */
 #define _GNU_SOURCE /* mkostemp, O_NOFOLLOW */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +43,10 @@ void system_make_folders(char *path) {
 
 int system_open_folder(struct system_folder *folder, const char *path, struct system_file_facts *facts) {
     struct stat s;
-    if (strlen(path) >= sizeof folder->path)
+    if (strlen(path) >= sizeof folder->path) {
+        errno = ENAMETOOLONG;
         return 0;
+    }
     strcpy(folder->path, path);
     const int file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     folder->handle = file;

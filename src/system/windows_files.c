@@ -3,6 +3,7 @@
 #include <windows.h>
 
 #include <aclapi.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <io.h>
 #include <sddl.h>
@@ -121,16 +122,21 @@ void system_make_folders(char *path) {
 
 int system_open_folder(struct system_folder *folder, const char *path, struct system_file_facts *facts) {
     wchar_t wide[SYSTEM_PATH_BYTES];
+    errno = ENOENT;
     if (strlen(path) >= sizeof folder->path || !windows_wide(path, wide, SYSTEM_PATH_BYTES))
         return 0;
     strcpy(folder->path, path);
     const HANDLE file = open_path(wide, FILE_READ_ATTRIBUTES);
-    if (file == INVALID_HANDLE_VALUE)
+    if (file == INVALID_HANDLE_VALUE) {
+        windows_set_errno();
         return 0;
+    }
     const int right = read_facts(file, facts) && GetFileAttributesW(wide) & FILE_ATTRIBUTE_DIRECTORY;
     folder->handle = (intptr_t)file;
-    if (!right)
+    if (!right) {
+        errno = ENOTDIR;
         CloseHandle(file);
+    }
     return right;
 }
 void system_close_folder(struct system_folder *folder) { CloseHandle((HANDLE)folder->handle); }
@@ -218,7 +224,10 @@ void system_touch(FILE *file) {
 
 int system_remove_in(const struct system_folder *folder, const char *name) {
     wchar_t wide[WHOLE_BYTES];
-    return wide_path(folder, name, wide) && DeleteFileW(wide);
+    if (wide_path(folder, name, wide) && DeleteFileW(wide))
+        return 1;
+    windows_set_errno();
+    return 0;
 }
 
 int system_may_write(size_t bytes) { return bytes > 0; }
