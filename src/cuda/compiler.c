@@ -125,10 +125,13 @@ fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler)
     const int32_t newest = newest_for(max_major);
     if (search(newest, 1, compiler))
         return FDM_OK;
-    return error_set(FDM_ERROR_UNSUPPORTED,
-                     "no NVRTC for CUDA %d or lower was found (libnvrtc.so.%d); install it with pip install "
-                     "nvidia-cuda-nvrtc, or a CUDA toolkit",
-                     newest, newest);
+    char name[64];
+    system_nvrtc_name(newest, name, sizeof name);
+    return error_set(
+        FDM_ERROR_UNSUPPORTED,
+        "no NVRTC for CUDA %d or lower was found (%s); install it with pip install nvidia-cuda-nvrtc, or a "
+        "CUDA toolkit",
+        newest, name);
 }
 
 /* What the process found last. */
