@@ -6,17 +6,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/memory.h"
 #include "cuda/cache.h"
 #include "gpu/splits.h"
+#include "machine.h"
 
-static char folder[] = "/tmp/fdm-cache-XXXXXX";
+static char folder[256];
 static const struct cache_key key = {{0x1234, 0x5678}, 0x99}, other = {{0x1234, 0x5679}, 0x99};
 
 static struct cuda_binary make_binary(unsigned char first) {
@@ -33,11 +31,15 @@ static void entry_path(char *path, size_t size) {
 }
 
 static int set_up(void **state) {
-    char path[128];
+    char path[300];
     (void)state;
     snprintf(path, sizeof path, "%s/sub", folder); /* made by the first entry */
-    setenv("FLASH_DMATTN_CACHE_DIR", path, 1);
+    machine_set("FLASH_DMATTN_CACHE_DIR", path);
     return 0;
+}
+static int tear_down(void **state) {
+    (void)state;
+    return !machine_remove_all(folder);
 }
 
 static int is_there(const struct cache_key *wanted) {
@@ -70,8 +72,7 @@ static void an_entry_comes_back_whole(void **state) {
 /* One byte anywhere, a cut anywhere, more bytes, an entry of another key: none is used, and the next store heals it. */
 static void damage_is_not_used(void **state) {
     (void)state;
-    char path[256], moved[300];
-    struct stat facts;
+    char path[400], moved[400];
     entry_path(path, sizeof path);
     const long places[] = {0, 9, 25, 33, 41, 60, 71, 5000, 70000};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
@@ -87,7 +88,7 @@ static void damage_is_not_used(void **state) {
     const long cuts[] = {0, 1, 50, 1000, 69999};
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
         store();
-        assert_int_equal(truncate(path, cuts[i]), 0);
+        assert_true(machine_cut(path, cuts[i]));
         assert_int_equal(is_there(&key), 0);
     }
     store();
@@ -101,8 +102,8 @@ static void damage_is_not_used(void **state) {
              (unsigned long long)other.half[1], (unsigned long long)other.compiler);
     assert_int_equal(rename(path, moved), 0);
     assert_int_equal(is_there(&other), 0);
-    assert_int_equal(unlink(moved), 0);
-    assert_int_equal(stat(path, &facts), -1);
+    assert_int_equal(remove(moved), 0);
+    assert_null(fopen(path, "rb"));
 }
 
 /* Where no compiler is known: the code of any, but of none that is newer than the driver. */
@@ -122,31 +123,73 @@ static void any_compilers_entry_will_do(void **state) {
     memory_release(binary.code);
 }
 
+static const char racer[] = "race";
+/* What each process does. What is there while others write is whole. */
+static int race(void) {
+    for (int n = 0; n < 20; n++) {
+        store();
+        (void)is_there(&key);
+    }
+    return !is_there(&key);
+}
 static void processes_may_race(void **state) {
     (void)state;
-    for (int i = 0; i < 8; i++)
-        if (fork() == 0) {
-            for (int n = 0; n < 20; n++)
-                store();
-            _exit(!is_there(&key));
-        }
-    for (int i = 0, status; i < 8; i++) {
-        assert_true(wait(&status) > 0);
-        assert_int_equal(status, 0);
-    }
+    assert_int_equal(machine_run_myself(racer, 8), 8);
     assert_int_equal(is_there(&key), 1);
 }
 
 /* A folder that cannot be made, or is a file, is no error: there is just no entry. */
 static void a_folder_that_cannot_be_written(void **state) {
     (void)state;
-    setenv("FLASH_DMATTN_CACHE_DIR", "/dev/null/cache", 1);
-    store();
-    assert_int_equal(is_there(&key), 0);
-    setenv("FLASH_DMATTN_CACHE_DIR", "/dev/full", 1);
-    store();
-    assert_int_equal(is_there(&key), 0);
+    char path[300], below[320];
+    snprintf(path, sizeof path, "%s/file", folder);
+    snprintf(below, sizeof below, "%s/cache", path);
+    fclose(fopen(path, "wb"));
+    const char *const places[] = {below, path, "/dev/null/cache"};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        machine_set("FLASH_DMATTN_CACHE_DIR", places[i]);
+        store();
+        assert_int_equal(is_there(&key), 0);
+    }
     set_up(NULL);
+}
+
+static int ignored(const char *words) {
+    fdm_cache_info info = {.struct_bytes = sizeof info};
+    assert_int_equal(fdm_cache_query(&info), FDM_OK);
+    if (words)
+        assert_non_null(strstr(info.ignored, words));
+    else
+        assert_string_equal(info.ignored, "");
+    return (int)info.num_ignored;
+}
+
+/* An entry that others may write is ignored, and replaced by one of the user's; of such a folder nothing is read and
+ * nothing is written to it. */
+static void only_its_owner_is_trusted(void **state) {
+    (void)state;
+    char path[400], sub[300];
+    const char *may = "may be written by others than its owner";
+    entry_path(path, sizeof path);
+    snprintf(sub, sizeof sub, "%s/sub", folder);
+    store();
+    assert_int_equal(ignored(NULL), 0);
+    assert_true(machine_let_others_write(path, 1));
+    assert_int_equal(is_there(&key), 0);
+    assert_int_equal(ignored(may), 1);
+    store();
+    assert_int_equal(is_there(&key), 1);
+    assert_int_equal(ignored(NULL), 0);
+    assert_true(machine_let_others_write(sub, 1));
+    assert_int_equal(is_there(&key), 0);
+    assert_int_equal(ignored(may), 1);
+    assert_int_equal(remove(path), 0);
+    store();
+    assert_null(fopen(path, "rb"));
+    assert_true(machine_let_others_write(sub, 0));
+    store();
+    assert_int_equal(is_there(&key), 1);
+    assert_int_equal(ignored(NULL), 0);
 }
 
 /* ---- keys ---- */
@@ -314,15 +357,23 @@ static void a_kernel_compiles_without_a_device(void **state) {
     assert_non_null(strstr(fdm_last_error(), "does not know sm_1"));
 }
 
-int main(void) {
-    if (!mkdtemp(folder))
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], racer) == 0)
+        return race();
+    if (!machine_make_folder(folder, sizeof folder))
         return 2;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_entry_comes_back_whole),       cmocka_unit_test(damage_is_not_used),
-        cmocka_unit_test(any_compilers_entry_will_do),     cmocka_unit_test(processes_may_race),
-        cmocka_unit_test(a_folder_that_cannot_be_written), cmocka_unit_test(keys_have_each_constant),
-        cmocka_unit_test(keys_have_everything_else),       cmocka_unit_test(keys_have_the_compiler),
-        cmocka_unit_test(keys_have_nothing_more),          cmocka_unit_test(a_kernel_compiles_without_a_device),
+        cmocka_unit_test(an_entry_comes_back_whole),
+        cmocka_unit_test(damage_is_not_used),
+        cmocka_unit_test(any_compilers_entry_will_do),
+        cmocka_unit_test(processes_may_race),
+        cmocka_unit_test(a_folder_that_cannot_be_written),
+        cmocka_unit_test(only_its_owner_is_trusted),
+        cmocka_unit_test(keys_have_each_constant),
+        cmocka_unit_test(keys_have_everything_else),
+        cmocka_unit_test(keys_have_the_compiler),
+        cmocka_unit_test(keys_have_nothing_more),
+        cmocka_unit_test(a_kernel_compiles_without_a_device),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -7,16 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/memory.h"
 #include "cuda/archive.h"
+#include "machine.h"
+#include "system/system.h"
 
 enum { COUNT = 7, HEADER_BYTES = 48, ROW_BYTES = 40, TABLE_END = HEADER_BYTES + COUNT * ROW_BYTES };
-static char root[] = "/tmp/fdm-archive-XXXXXX", cache[64], archive[64];
+static char root[256], cache[300], archive[300];
 
 /* Keys of which three share their first half; major: of the compiler. */
 static struct cache_key key_of(int n) { return (struct cache_key){{n / 3, n * 10}, 99}; }
@@ -29,9 +30,17 @@ static struct cuda_binary binary_of(int n) {
     return binary;
 }
 
+static long bytes_of(const char *path) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    const long bytes = ftell(file);
+    fclose(file);
+    return bytes;
+}
+
 static void make_archive(void) {
     int64_t entries = 0, bytes = 0;
-    struct stat facts;
     for (int n = COUNT - 1; n >= 0; n--) {
         const struct cache_key key = key_of(n);
         struct cuda_binary binary = binary_of(n);
@@ -40,25 +49,22 @@ static void make_archive(void) {
     }
     assert_int_equal(fdm_cache_pack(archive, &entries, &bytes), FDM_OK);
     assert_int_equal(entries, COUNT);
-    assert_int_equal(stat(archive, &facts), 0);
-    assert_int_equal(facts.st_size, bytes);
+    assert_int_equal(bytes_of(archive), bytes);
 }
 
 static int set_up(void **state) {
     (void)state;
-    assert_non_null(mkdtemp(root));
+    assert_true(machine_make_folder(root, sizeof root));
     snprintf(cache, sizeof cache, "%s/cache", root);
     snprintf(archive, sizeof archive, "%s/all.fdm", root);
-    setenv("FLASH_DMATTN_CACHE_DIR", cache, 1);
-    setenv("FLASH_DMATTN_KERNEL_ARCHIVE", archive, 1);
+    machine_set("FLASH_DMATTN_CACHE_DIR", cache);
+    machine_set("FLASH_DMATTN_KERNEL_ARCHIVE", archive);
     return 0;
 }
 
 static int tear_down(void **state) {
-    char command[128];
     (void)state;
-    snprintf(command, sizeof command, "rm -rf %s", root);
-    return system(command);
+    return !machine_remove_all(root);
 }
 
 static int is_there(struct cache_key key, int32_t max_major, int n) {
@@ -107,7 +113,7 @@ static void code_is_not_newer_than_the_driver(void **state) {
 static void an_older_compilers_code_is_found_behind(void **state) {
     struct cache_key twin = key_of(4);
     struct cuda_binary binary = binary_of(5);
-    char path[128];
+    char path[400];
     int64_t entries;
     (void)state;
     twin.compiler = 150;
@@ -120,7 +126,7 @@ static void an_older_compilers_code_is_found_behind(void **state) {
     assert_int_equal(is_there(key_of(4), 11, 5), 0);
     snprintf(path, sizeof path, "%s/%016llx%016llx-%016llx.cubin", cache, (unsigned long long)twin.half[0],
              (unsigned long long)twin.half[1], (unsigned long long)twin.compiler);
-    assert_int_equal(unlink(path), 0);
+    assert_int_equal(remove(path), 0);
     make_archive();
 }
 
@@ -135,24 +141,23 @@ static void put_byte(long place, int change) {
 
 /* A byte of header or table: nothing is taken. A byte of an entry: all but that one. A cut: what lies before it. */
 static void damage_is_not_used(void **state) {
-    struct stat facts;
     (void)state;
     for (long place = 0; place < TABLE_END; place++) {
         put_byte(place, 0x10);
         assert_int_equal(how_many_are_there(), 0);
         put_byte(place, 0x10);
     }
-    assert_int_equal(stat(archive, &facts), 0);
-    for (long place = TABLE_END; place < facts.st_size; place += 13) {
+    const long bytes = bytes_of(archive);
+    for (long place = TABLE_END; place < bytes; place += 13) {
         put_byte(place, 0x10);
         assert_int_equal(how_many_are_there(), COUNT - 1);
         put_byte(place, 0x10);
     }
     assert_int_equal(how_many_are_there(), COUNT);
-    assert_int_equal(truncate(archive, facts.st_size - 1), 0);
+    assert_true(machine_cut(archive, bytes - 1));
     assert_int_equal(how_many_are_there(), COUNT - 1);
     for (long size = 0; size < TABLE_END; size += 7) {
-        assert_int_equal(truncate(archive, size), 0);
+        assert_true(machine_cut(archive, size));
         assert_int_equal(how_many_are_there(), 0);
     }
     make_archive();
@@ -160,8 +165,10 @@ static void damage_is_not_used(void **state) {
 
 /* What goes to standard error while the archive is asked for one kernel. */
 static void says(const char *words) {
-    char said[1024] = "";
-    FILE *file = tmpfile();
+    char said[1024] = "", path[300];
+    snprintf(path, sizeof path, "%s/said", root);
+    FILE *file = fopen(path, "w+b");
+    assert_non_null(file);
     const int kept = dup(2);
     dup2(fileno(file), 2);
     (void)is_there(key_of(0), 0, 0);
@@ -179,43 +186,50 @@ static void says(const char *words) {
 
 static void other_versions_and_owners_are_passed_over(void **state) {
     (void)state;
-    assert_int_equal(chmod(archive, 0620), 0);
+    assert_true(machine_let_others_write(archive, 1));
     assert_int_equal(how_many_are_there(), 0);
-    assert_int_equal(chmod(archive, 0600), 0);
+    assert_true(machine_let_others_write(archive, 0));
     assert_int_equal(how_many_are_there(), COUNT);
     put_byte(8, 1); /* the version's first digit */
     says(NULL);
-    setenv("FLASH_DMATTN_LOG", "1", 1);
+    machine_set("FLASH_DMATTN_LOG", "1");
     says("is of another version of flash_dmattn");
     says(NULL); /* once a process */
-    unsetenv("FLASH_DMATTN_LOG");
+    machine_set("FLASH_DMATTN_LOG", NULL);
     assert_int_equal(how_many_are_there(), 0);
     put_byte(8, 1);
-    setenv("FLASH_DMATTN_KERNEL_ARCHIVE", "/nowhere/at/all.fdm", 1);
+    machine_set("FLASH_DMATTN_KERNEL_ARCHIVE", "/nowhere/at/all.fdm");
     assert_int_equal(how_many_are_there(), 0);
-    setenv("FLASH_DMATTN_KERNEL_ARCHIVE", archive, 1);
+    machine_set("FLASH_DMATTN_KERNEL_ARCHIVE", archive);
+}
+
+static void copy(const char *from, const char *to) {
+    static char bytes[1 << 16];
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+    assert_true(in && out);
+    const size_t length = fread(bytes, 1, sizeof bytes, in);
+    assert_true(feof(in) && fwrite(bytes, 1, length, out) == length);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
 }
 
 /* This program has the library inside, so its folder is the library's. Of each architecture there is one archive. */
 static void the_archive_beside_the_library_is_read(void **state) {
-    char beside[512], command[700];
+    char beside[512];
     struct cuda_binary binary = {0};
     const struct cache_key key = key_of(1);
     (void)state;
-    const ssize_t length = readlink("/proc/self/exe", beside, sizeof beside - 32);
-    assert_true(length > 0);
-    beside[length] = 0;
+    assert_true(system_path_of(make_archive, beside, sizeof beside - 32));
     strcpy(strrchr(beside, '/') + 1, "kernels-sm_77.fdm");
-    snprintf(command, sizeof command, "cp %s %s", archive, beside);
-    assert_int_equal(system(command), 0);
-    unsetenv("FLASH_DMATTN_KERNEL_ARCHIVE");
+    copy(archive, beside);
+    machine_set("FLASH_DMATTN_KERNEL_ARCHIVE", NULL);
     assert_int_equal(archive_load(&key, "sm_76", 0, &binary), 0);
     assert_int_equal(archive_load(&key, "sm_77a", 0, &binary), 1);
     memory_release(binary.code);
     assert_int_equal(archive_load(&key, "sm_77", 0, &binary), 1);
     memory_release(binary.code);
-    assert_int_equal(unlink(beside), 0);
-    setenv("FLASH_DMATTN_KERNEL_ARCHIVE", archive, 1);
+    assert_int_equal(remove(beside), 0);
+    machine_set("FLASH_DMATTN_KERNEL_ARCHIVE", archive);
 }
 
 static void memory_that_is_short_loses_nothing(void **state) {
@@ -241,19 +255,23 @@ static void memory_that_is_short_loses_nothing(void **state) {
 
 static void packing_says_why_not(void **state) {
     int64_t entries = 5, bytes = 5;
-    char empty[64];
+    char empty[300];
+    struct system_folder folder;
+    struct system_file_facts facts;
     (void)state;
     assert_int_equal(fdm_cache_pack(NULL, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_int_equal(fdm_cache_pack("", NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_int_equal(fdm_cache_pack("/nowhere/at/all.fdm", &entries, &bytes), FDM_ERROR_SYSTEM);
     assert_non_null(strstr(fdm_last_error(), "/nowhere/at/all.fdm"));
     snprintf(empty, sizeof empty, "%s/empty", root);
-    assert_int_equal(mkdir(empty, 0700), 0);
-    setenv("FLASH_DMATTN_CACHE_DIR", empty, 1);
+    system_make_folders(empty);
+    assert_true(system_open_folder(&folder, empty, &facts));
+    system_close_folder(&folder);
+    machine_set("FLASH_DMATTN_CACHE_DIR", empty);
     assert_int_equal(fdm_cache_pack(archive, &entries, &bytes), FDM_ERROR_UNSUPPORTED);
     assert_int_equal(entries, 0);
     assert_int_equal(bytes, 0);
-    setenv("FLASH_DMATTN_CACHE_DIR", cache, 1);
+    machine_set("FLASH_DMATTN_CACHE_DIR", cache);
     assert_int_equal(how_many_are_there(), COUNT); /* the older archive stands */
 }
 

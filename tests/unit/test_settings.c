@@ -11,6 +11,7 @@
 #include "base/settings.h"
 #include "contract/family.h"
 #include "device/isa.h"
+#include "machine.h"
 
 enum { S = 64, H = 2, D = 16, ELEMENTS = S * H * D };
 static float q_data[ELEMENTS], out_data[ELEMENTS], lse_data[H * S], dq_data[ELEMENTS];
@@ -96,14 +97,14 @@ static void garbage_is_an_error_of_the_call_that_reads_it(void **state) {
     (void)state;
     for (int i = 0; i < NUM_CASES; i++)
         for (int b = 0; b < 16 && cases[i].bad[b]; b++) {
-            setenv(cases[i].name, cases[i].bad[b], 1);
+            machine_set(cases[i].name, cases[i].bad[b]);
             out_data[0] = dq_data[0] = 7;
             for (int c = 0; c < 4 && cases[i].calls[c]; c++) {
                 assert_int_equal(cases[i].calls[c](), FDM_ERROR_INVALID_ARGUMENT);
                 assert_names(cases[i].name, cases[i].bad[b]);
             }
             assert_true(out_data[0] == 7 && dq_data[0] == 7);
-            unsetenv(cases[i].name);
+            machine_set(cases[i].name, NULL);
         }
 }
 
@@ -112,20 +113,20 @@ static void what_is_allowed_passes(void **state) {
     assert_int_equal(forward(), FDM_OK);
     for (int i = 0; i < NUM_CASES; i++)
         for (int g = 0; g < 8; g++) {
-            setenv(cases[i].name, cases[i].good[g] ? cases[i].good[g] : "", 1);
+            machine_set(cases[i].name, cases[i].good[g] ? cases[i].good[g] : "");
             for (int c = 0; c < 4 && cases[i].calls[c]; c++)
                 assert_int_equal(cases[i].calls[c](), FDM_OK);
-            unsetenv(cases[i].name);
+            machine_set(cases[i].name, NULL);
         }
 }
 
 /* Of the right form, but of no use for the problem: the sentence says where the wish is from. */
 static void a_code_of_another_problem(void **state) {
     (void)state;
-    setenv("FLASH_DMATTN_KERNEL", "SM90_LargeBlock_128x128", 1);
+    machine_set("FLASH_DMATTN_KERNEL", "SM90_LargeBlock_128x128");
     assert_int_equal(forward(), FDM_ERROR_UNSUPPORTED);
     assert_non_null(strstr(fdm_last_error(), "under FLASH_DMATTN_KERNEL"));
-    unsetenv("FLASH_DMATTN_KERNEL");
+    machine_set("FLASH_DMATTN_KERNEL", NULL);
 }
 
 static void the_fewest_threads_hold(void **state) {
@@ -137,14 +138,14 @@ static void the_fewest_threads_hold(void **state) {
     problem.heads = problem.heads_kv = 16;
     problem.seqlen_q = problem.seqlen_k = 4096;
     assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
-    setenv("FLASH_DMATTN_NUM_THREADS", "1", 1);
+    machine_set("FLASH_DMATTN_NUM_THREADS", "1");
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &made), FDM_OK);
     assert_int_equal(made.num_threads, 1);
-    setenv("FLASH_DMATTN_NUM_THREADS", "1000", 1);
+    machine_set("FLASH_DMATTN_NUM_THREADS", "1000");
     options.num_threads = 1;
     assert_int_equal(fdm_plan_attention(&device, &problem, &options, &made), FDM_OK);
     assert_int_equal(made.num_threads, 1);
-    unsetenv("FLASH_DMATTN_NUM_THREADS");
+    machine_set("FLASH_DMATTN_NUM_THREADS", NULL);
 }
 
 /* What the sentences allow is what there is. */
@@ -180,36 +181,38 @@ static void every_setting_is_listed_and_tested(void **state) {
     }
     assert_int_equal(count, NUM_CASES);
     for (int i = 0; i < NUM_CASES; i++) {
-        setenv(cases[i].name, cases[i].good[0], 1);
+        machine_set(cases[i].name, cases[i].good[0]);
         assert_true(listed(cases[i].name).valid);
         for (int b = 0; b < 16 && cases[i].bad[b]; b++) {
-            setenv(cases[i].name, cases[i].bad[b], 1);
+            machine_set(cases[i].name, cases[i].bad[b]);
             info = listed(cases[i].name);
             assert_false(info.valid);
             assert_string_equal(info.value, cases[i].bad[b]);
         }
-        unsetenv(cases[i].name);
+        machine_set(cases[i].name, NULL);
     }
 }
 
 static void misspelt_names_are_listed_as_unknown(void **state) {
     (void)state;
     static const char longest[] = "FLASH_DMATTN_A_NAME_THAT_IS_LONGER_THAN_THE_SIXTY_THREE_BYTES_OF_THE_FIELD";
-    setenv("FLASH_DMATTN_NUM_THREAD", "4", 1);
-    setenv("FLASH_DMATTN_", "", 1);
-    setenv(longest, "x=y", 1);
+    machine_set("FLASH_DMATTN_NUM_THREAD", "4");
+    machine_set("FLASH_DMATTN_", "");
+    const int has_empty = getenv("FLASH_DMATTN_") != NULL; /* Windows has no empty variables */
+    machine_set(longest, "x=y");
     fdm_setting_info info = listed("FLASH_DMATTN_NUM_THREAD");
     assert_true(!info.description && !info.allowed && !info.valid);
     assert_string_equal(info.value, "4");
-    assert_null(listed("FLASH_DMATTN_").value);
+    if (has_empty)
+        assert_null(listed("FLASH_DMATTN_").value);
     char cut[64];
     snprintf(cut, sizeof cut, "%.63s", longest);
     assert_string_equal(listed(cut).value, "x=y");
-    assert_int_equal(fdm_setting_list(NUM_CASES + 3, &info), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_setting_list(NUM_CASES + 2 + has_empty, &info), FDM_ERROR_INVALID_ARGUMENT);
     assert_string_equal(info.name, "FLASH_DMATTN_NUM_THREAD"); /* unwritten */
-    unsetenv("FLASH_DMATTN_NUM_THREAD");
-    unsetenv("FLASH_DMATTN_");
-    unsetenv(longest);
+    machine_set("FLASH_DMATTN_NUM_THREAD", NULL);
+    machine_set("FLASH_DMATTN_", NULL);
+    machine_set(longest, NULL);
     assert_int_equal(fdm_setting_list(NUM_CASES, &info), FDM_ERROR_INVALID_ARGUMENT);
     assert_int_equal(fdm_setting_list(-1, &info), FDM_ERROR_INVALID_ARGUMENT);
     assert_int_equal(fdm_setting_list(0, NULL), FDM_ERROR_INVALID_ARGUMENT);
@@ -226,7 +229,7 @@ int main(void) {
         cmocka_unit_test(misspelt_names_are_listed_as_unknown),
     };
     for (int i = 0; i < NUM_CASES; i++)
-        unsetenv(cases[i].name);
+        machine_set(cases[i].name, NULL);
     memset(long_path, 'x', sizeof long_path - 1);
     long_path[0] = '/';
     return cmocka_run_group_tests(tests, NULL, NULL);
