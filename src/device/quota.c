@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "system/files.h"
 
 enum { QUOTA_PATH_MAX = 4096, QUOTA_LINE_MAX = 8192 };
 
@@ -31,7 +32,8 @@ static int read_line(const char *root, const char *folder, const char *name, cha
     char path[3 * QUOTA_PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s%s%s", root, folder, name) >= sizeof path)
         return 0;
-    FILE *file = fopen(path, "re");
+    struct system_file_facts facts;
+    FILE *file = system_open_file(path, &facts);
     if (!file)
         return 0;
     int got = fgets(line, size, file) != NULL;
@@ -77,7 +79,8 @@ static int find_hierarchy(const char *root, struct hierarchy *h, char *line) {
         char path[QUOTA_PATH_MAX];
         if ((size_t)snprintf(path, sizeof path, "%s%s", root, names[i]) >= sizeof path)
             return 0;
-        FILE *file = fopen(path, "re");
+        struct system_file_facts facts;
+        FILE *file = system_open_file(path, &facts);
         if (!file)
             return 0;
         (i == 0 ? find_group : find_mount)(file, h, line);
