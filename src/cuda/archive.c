@@ -191,8 +191,10 @@ static void collect(const struct system_folder *folder, struct packing *p) {
 static int open_place(const char *path, struct system_folder *folder, char *name) {
     char above[SYSTEM_PATH_BYTES];
     struct system_file_facts facts;
-    const char *slash = strrchr(path, '/'), *last = slash ? slash + 1 : path;
-    const size_t length = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
+    const char *last = system_last_name(path);
+    size_t length = (size_t)(last - path);
+    if (length > 1 && path[length - 2] != ':' && path[length - 1] != ':')
+        length--; /* the divider, which a root keeps */
     if (!*last || strlen(last) >= SYSTEM_NAME_BYTES - 8 || length >= sizeof above)
         return 0;
     snprintf(above, sizeof above, "%.*s", (int)length, path);

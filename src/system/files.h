@@ -25,6 +25,8 @@ struct system_folder {
     char path[SYSTEM_PATH_BYTES];
 };
 
+/* Where the last name of a path begins; at its end where that divides. */
+const char *system_last_name(const char *path);
 /* Makes a folder that only the user may look into, and those above it; what is there stays. `path` is written to and
  * restored. */
 void system_make_folders(char *path);

@@ -31,6 +31,11 @@ static struct system_file_facts facts_of(const struct stat *s) {
                                       .foreign = foreign_to(s)};
 }
 
+const char *system_last_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 void system_make_folders(char *path) {
     for (char *at = path + 1; *at; at++)
         if (*at == '/') {

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "system/files.h"
 #include "system/streams.h"
 
 void system_start(void) { signal(SIGXFSZ, SIG_IGN); }
@@ -86,8 +87,7 @@ static int follow_links(const char *path, char followed[PATH_MAX]) {
 /* A file of a name that nobody can foretell, in the folder of what it is to replace; -1: it cannot be. */
 static int make_temporary(struct system_output *output) {
     static const char name[] = ".fdm-XXXXXX";
-    const char *slash = strrchr(output->path, '/');
-    const size_t folder = slash ? (size_t)(slash - output->path) + 1 : 0;
+    const size_t folder = (size_t)(system_last_name(output->path) - output->path);
     if (folder + sizeof name > PATH_MAX) {
         errno = ENAMETOOLONG;
         return -1;

@@ -109,6 +109,14 @@ static void make_folder(const char *path) {
     LocalFree(only.lpSecurityDescriptor);
 }
 
+const char *system_last_name(const char *path) {
+    const char *last = path;
+    for (const char *at = path; *at; at++)
+        if (*at == '/' || *at == '\\' || (*at == ':' && at == path + 1))
+            last = at + 1;
+    return last;
+}
+
 void system_make_folders(char *path) {
     for (char *at = path + 1; *at; at++)
         if ((*at == '/' || *at == '\\') && at[-1] != ':') {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "system/files.h"
 #include "system/streams.h"
 #include "system/windows.h"
 
@@ -125,10 +126,7 @@ static void delete_at_end(HANDLE file, int deleted) {
 /* A file of a name that nobody can foretell, in the folder of what it is to replace. */
 static HANDLE make_temporary(struct system_output *output) {
     wchar_t wide[SYSTEM_OUTPUT_BYTES];
-    const char *name = output->path;
-    for (const char *at = output->path; *at; at++)
-        if (*at == '/' || *at == '\\' || (*at == ':' && at == output->path + 1))
-            name = at + 1;
+    const char *name = system_last_name(output->path);
     for (int attempt = 0; attempt < 16; attempt++) {
         unsigned random[2];
         if (rand_s(&random[0]) || rand_s(&random[1]))

@@ -253,6 +253,24 @@ static void memory_that_is_short_loses_nothing(void **state) {
     assert_int_equal(memory_live(), before);
 }
 
+/* On Windows a path may be divided by '\\' too. */
+static void the_archive_lies_where_its_path_says(void **state) {
+    static const char two[] = "a\\b";
+    const int is_divider = system_last_name(two) == two + 2;
+    char path[300];
+    int64_t entries;
+    (void)state;
+    snprintf(path, sizeof path, "%s/other.fdm", root);
+    for (char *at = path; *at && is_divider; at++)
+        if (*at == '/')
+            *at = '\\';
+    assert_int_equal(fdm_cache_pack(path, &entries, NULL), FDM_OK);
+    assert_int_equal(entries, COUNT);
+    snprintf(path, sizeof path, "%s/other.fdm", root);
+    assert_int_equal(bytes_of(path), bytes_of(archive));
+    assert_int_equal(remove(path), 0);
+}
+
 static void packing_says_why_not(void **state) {
     int64_t entries = 5, bytes = 5;
     char empty[300];
@@ -284,6 +302,7 @@ int main(void) {
         cmocka_unit_test(other_versions_and_owners_are_passed_over),
         cmocka_unit_test(the_archive_beside_the_library_is_read),
         cmocka_unit_test(memory_that_is_short_loses_nothing),
+        cmocka_unit_test(the_archive_lies_where_its_path_says),
         cmocka_unit_test(packing_says_why_not),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
