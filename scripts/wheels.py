@@ -5,7 +5,7 @@ The Python files and the metadata come from a wheel that pip builds here; each t
 `fdm` in the place of those. Then three things are checked: the libraries and symbol versions that the binaries need
 are those of the target's tag, the wheel has less than MOST_BYTES, and what this machine can run is run: tests/python
 in a fresh environment (x86-64 Linux), the C checks of the CPU (musl; Windows where wine is installed; AArch64 where
-QEMU is). What was only built is said so. Usage: scripts/wheels.sh [--list] [TARGET ...]
+QEMU is), and under wine the tool and the tests of UNIT_TESTS too. What was only built is said so. Usage: scripts/wheels.sh [--list] [TARGET ...]
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ DIST = ROOT / "dist"
 MOST_BYTES = 5 << 20
 RANDOM_PROBLEMS = "60"
 EXAMPLES = ("attention_forward", "attention_backward", "topw")  # of C, without a CUDA device
+UNIT_TESTS = ("test_cuda_cache", "test_kernel_archive", "test_settings")  # of tests/unit, under wine
 VERSION = re.search(r"(?m)^version = \"(.*)\"", (ROOT / "pyproject.toml").read_text())[1]
 
 
@@ -146,6 +147,37 @@ def make_headers(native: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+def make_cmocka(target: Target) -> pathlib.Path:
+    """A folder with cmocka for the target, from Debian's sources, which apt checks: no package of Debian has it for
+    another system. It is of the release that this machine has."""
+    folder = WORK / "cmocka"
+    if (folder / "cmocka.pc").exists():
+        return folder
+    release = re.search(r"(?m)^VERSION_CODENAME=(\w+)$", pathlib.Path("/etc/os-release").read_text())[1]
+    known = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages", "Component: main")
+    place = next((line.split()[0] for line in known.splitlines() if line.split()[1:] == [release]), None)
+    if not place:
+        sys.exit(f"wheels: apt knows no place of Debian {release}, whose sources of cmocka the tests under wine need")
+    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+    (folder / "sources.list").write_text(f"deb-src {place} {release} main\n")
+    apt = ["apt-get", "-qq", "-o", f"Dir::Etc::sourcelist={folder}/sources.list", "-o", "Dir::Etc::sourceparts=-",
+           "-o", f"Dir::State::lists={folder}/lists", "-o", "APT::Sandbox::User="]
+    run(*apt, "update")
+    run(*apt, "source", "--download-only", "cmocka", cwd=folder)
+    with tarfile.open(next(folder.glob("cmocka_*.orig.tar.*[!c]"))) as tar:
+        tar.extractall(folder / "unpacked", filter="data")
+    source = next((folder / "unpacked").iterdir())
+    has = [f"-DHAVE_{what}" for what in ("INTTYPES_H", "MALLOC_H", "SIGNAL_H", "STRUCT_TIMESPEC", "GCC_THREAD_LOCAL_STORAGE")]
+    zig = [sys.executable, "-m", "ziglang"]
+    run(*zig, "cc", "-target", target.triple, "-O1", "-w", *has, "-I", source / "include", "-c", source / "src" / "cmocka.c",
+        "-o", folder / "cmocka.o")
+    run(*zig, "ar", "rcs", folder / "libcmocka.a", folder / "cmocka.o")
+    shutil.copy(source / "include" / "cmocka.h", folder)
+    (folder / "cmocka.pc").write_text("Name: cmocka\nDescription: unit tests\nVersion: 1\nCflags: -I${pcfiledir}\n"
+                                      "Libs: -L${pcfiledir} -lcmocka\n")
+    return folder
+
+
 def cross_file(name: str, target: Target) -> pathlib.Path:
     zig = f"'{sys.executable}', '-m', 'ziglang'"
     path = WORK / f"{name}.ini"
@@ -153,6 +185,9 @@ def cross_file(name: str, target: Target) -> pathlib.Path:
 c = [{zig}, 'cc', '-target', '{target.triple}']
 ar = [{zig}, 'ar']
 dlltool = [{zig}, 'dlltool']
+pkg-config = 'pkg-config'
+[properties]
+pkg_config_libdir = '{WORK}/cmocka'
 [host_machine]
 system = '{target.system}'
 cpu_family = '{target.processor}'
@@ -163,14 +198,16 @@ endian = 'little'
 
 
 def build(name: str, target: Target, headers: pathlib.Path) -> pathlib.Path:
-    """The build folder with the extension, the tool where it is portable, and the checks where they can run."""
+    """The build folder with the extension, the tool, and the checks and tests where they can run."""
     folder = WORK / name
+    tests = list(UNIT_TESTS) if target.runner == "wine" and shows_checks(target) else []
+    if tests:
+        make_cmocka(target)
     options = ["-Dpython=true", f"-Dpython_headers={headers}", "-Db_lundef=false", "-Dc_args=-g0", "-Dc_link_args=-s",
-               f"-Dcli={'false' if target.system == 'windows' else 'true'}",
-               f"-Dtests={'true' if shows_checks(target) else 'false'}", "-Dcmocka=disabled"]
+               f"-Dtests={'true' if shows_checks(target) else 'false'}", f"-Dcmocka={'enabled' if tests else 'disabled'}"]
     again = ["--reconfigure"] if (folder / "build.ninja").exists() else []
     run("meson", "setup", *again, folder, "--cross-file", cross_file(name, target), *options, cwd=ROOT)
-    goals = [f"python/{target.module}", f"src/{target.library}"] + ([] if target.system == "windows" else [target.tool])
+    goals = [f"python/{target.module}", f"src/{target.library}", target.tool, *(f"tests/{test}.exe" for test in tests)]
     run("ninja", "-C", folder, *goals, *([f"tests/{target.checks}"] if shows_checks(target) else []))
     return folder
 
@@ -197,10 +234,7 @@ def pack(name: str, target: Target, native: pathlib.Path, built: pathlib.Path) -
     shutil.copy(built / "python" / target.module, folder / "flash_dmattn")
     scripts = next(folder.glob("*.data")) / "scripts"
     (scripts / "fdm").unlink()
-    if (built / target.tool).exists():
-        shutil.copy(built / target.tool, scripts)
-    else:
-        shutil.rmtree(scripts.parent)
+    shutil.copy(built / target.tool, scripts)
     info = next(folder.glob("*.dist-info")) / "WHEEL"
     lines = [line for line in info.read_text().splitlines() if not line.startswith("Tag:")]
     info.write_text("\n".join(lines + [f"Tag: cp310-abi3-{target.tag}"]) + "\n")
@@ -249,8 +283,7 @@ def pack_c(name: str, target: Target, built: pathlib.Path) -> pathlib.Path:
         shutil.copy(built / "src" / "libflash_dmattn.dll.a", folder / "lib")
     for link in target.links:
         (folder / "lib" / link).symlink_to(target.library)
-    if (built / target.tool).exists():
-        shutil.copy(built / target.tool, folder / "bin")
+    shutil.copy(built / target.tool, folder / "bin")
     (folder / "lib" / "pkgconfig" / "flash_dmattn.pc").write_text(PKG_CONFIG.replace("@VERSION@", VERSION))
     archive = DIST / f"{folder.name}.tar.xz"
     with tarfile.open(archive, "w:xz") as tar:
@@ -317,8 +350,6 @@ def check(wheel: pathlib.Path, target: Target, built: pathlib.Path) -> None:
     if size > MOST_BYTES:
         sys.exit(f"wheels: {wheel.name} has {size} bytes; {MOST_BYTES} are allowed")
     for binary in [built / "python" / target.module, built / target.tool]:
-        if not binary.exists():
-            continue
         libraries, versions = needs_of(binary)
         foreign = sorted(library for library in libraries if not is_allowed(library, target))
         if foreign:
@@ -350,6 +381,16 @@ def run_checks(target: Target, built: pathlib.Path) -> str:
     words = runner_of(target)
     told = run(*words, built / "tests" / target.checks, "attention", "--repeat", RANDOM_PROBLEMS, "--kernel", "cpu.")
     return f"{told.splitlines()[-1]} (fdm-checks on the CPU{f', by {words[0]}' if words else ''})"
+
+
+def run_wine(built: pathlib.Path) -> list[str]:
+    """The tool of the archive as it was unpacked, and UNIT_TESTS."""
+    tool = next((WORK / "windows-x86_64-c" / "unpacked").glob("*/bin/fdm.exe"))
+    told = run(sys.executable, "-m", "pytest", "-q", "-rs", ROOT / "tests" / "windows", cwd=WORK,
+               env=os.environ | {"FDM_TOOL": str(tool)})
+    for test in UNIT_TESTS:
+        run("wine", built / "tests" / f"{test}.exe")
+    return [f"{told.strip().splitlines()[-1]} (tests/windows)", f"{', '.join(UNIT_TESTS)} passed"]
 
 
 def run_python(wheel: pathlib.Path) -> list[str]:
@@ -437,6 +478,7 @@ def main() -> None:
     wanted = [arch for arch in ARCHES if f"kernels-{arch}" in (given.targets or kernels)]
     if not names and not wanted:
         return
+    os.environ["WINEDEBUG"] = "-all,err+msvcrt"  # what its C library refuses, among what a program prints, and no more
     native, extension = native_wheel()
     headers = make_headers(extension)
     for name in names:
@@ -449,6 +491,8 @@ def main() -> None:
         examples = run_examples(name, target, archive)
         if name == "manylinux-x86_64":
             ran += run_python(wheel)
+        if target.runner == "wine" and shows_checks(target):
+            ran += run_wine(built)
         print(f"{name}: {wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s; "
               f"{'; '.join(ran) or 'built, never run'}\n    {archive.name}, {archive.stat().st_size / 1e6:.2f} MB; {examples}",
               flush=True)
