@@ -282,8 +282,8 @@ def attention(
     Args:
         q: [B, Sq, H, D], float32, float16, bfloat16 or float64 (CPU only). Packed: [total_q, H, D].
         k, v: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], q's dtype; H is a multiple of Hkv. Packed: [total_k, Hkv, D or Dv].
-        attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals, sink: as in
-            flash_dmattn_func, defaults too.
+        attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals,
+            document_ids, prefix_lengths, sink: as in flash_dmattn_func, defaults too. Packed sequences are documents.
         lse_without_sink, scale: as in flash_dmattn_func.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1]: sequences are packed, as in flash_dmattn_varlen_func. Default None.
         max_seqlen_q, max_seqlen_k: upper bounds on the packed lengths; default 0: found from cu_seqlens, on the CPU.
@@ -405,7 +405,7 @@ def attention_backward(
     Args:
         dout: the gradient that flows into out, of its shape and dtype.
         q, k, v, attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals,
-            sink: as the forward call had them.
+            document_ids, prefix_lengths, sink: as the forward call had them.
         lse_without_sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale: as the forward call had them.
         out, lse: what `attention` returned.
         dlse: the gradient that flows into lse, of its shape and dtype; default None: none does.

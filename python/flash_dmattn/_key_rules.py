@@ -46,7 +46,7 @@ def rule_intervals(
 
     Args:
         document_ids: int32 [B|1, S], rising along S: rows see the keys of their own document; Sq = Sk = S. On CUDA
-            devices it is not checked that they rise.
+            devices it is not checked that they rise. Default None, as of the other rules.
         prefix_lengths: int32 [B|1]: rows see the keys below their sequence's number, and the others causally.
         window_sizes: int32 [h, 2]: (left, right) of each head; -1 = unbounded.
         key_intervals: (start, end), int32 [B|1, h, Sk], packed [h, total_k]. Where it and window_sizes have unlike
@@ -57,6 +57,18 @@ def rule_intervals(
 
     Returns:
         KeyIntervals (start, end), int32 [B, h, Sk], packed [h, total_k]. One kernel on CUDA devices.
+
+    Raises:
+        TypeError: a rule is no array, or of another library than the first.
+        ValueError: no rule is given, shapes do not fit each other, or on the CPU a number is not allowed.
+
+    Examples:
+        >>> import numpy
+        >>> from flash_dmattn import masks
+        >>> ids = numpy.array([[7, 7, 8, 8, 8]], numpy.int32)
+        >>> start, end = masks.rule_intervals(ids)
+        >>> start.tolist(), end.tolist()
+        ([[[0, 0, 2, 2, 2]]], [[[2, 2, 5, 5, 5]]])
     """
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, None)
     rules = (document_ids, prefix_lengths, window_sizes, *pair, cu_seqlens_q, cu_seqlens_k)
@@ -79,8 +91,8 @@ def rule_intervals(
                 raise TypeError(f"{name} is {said(rule)}; it must be a torch tensor, as {given[0][1]} is")
             _on_device(rule, name)
         _on_torch()  # defines the operator
-        made = torch.ops.flash_dmattn.rule_intervals(*rules, rows, list(shape))
-        return KeyIntervals(*made, None if packed else rows)
+        start, end = torch.ops.flash_dmattn.rule_intervals(*rules, rows, list(shape))
+        return KeyIntervals(start, end, None if packed else rows)
     beside = _Beside(*given[0])
     borrowed = [beside.borrow(rule, name) for rule, name in zip(rules, _NAMES)]
     outputs, written = beside.pair(shape)

@@ -369,11 +369,15 @@ if TYPE_CHECKING:
     class _Options(TypedDict, total=False):
         """Keywords that do not change what is returned."""
 
-        window_size: Sequence[Optional[int]]
+        window_size: Union[Sequence[Optional[int]], Tensor]
         key_intervals: Optional[Tuple[Tensor, Tensor]]
+        prefix_lengths: Optional[Tensor]
         sink: Optional[Tensor]
         lse_without_sink: bool
         scale: Optional[float]
+
+    class _DenseOptions(_Options, total=False):
+        document_ids: Optional[Tensor]
 
     class _PackedOptions(_Options, total=False):
         attn_mask: Optional[Tensor]
@@ -385,35 +389,35 @@ def flash_dmattn_func(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
     softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
     deterministic: Optional[bool] = ..., return_attn_probs: Literal[None, False] = ..., *,
-    return_lse: Literal[False] = ..., return_lse_low: Literal[False] = ..., **options: Unpack[_Options],
+    return_lse: Literal[False] = ..., return_lse_low: Literal[False] = ..., **options: Unpack[_DenseOptions],
 ) -> Tensor: ...
 @overload
 def flash_dmattn_func(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
     softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
     deterministic: Optional[bool] = ..., return_attn_probs: Literal[None, False] = ..., *,
-    return_lse: Literal[True], return_lse_low: Literal[False] = ..., **options: Unpack[_Options],
+    return_lse: Literal[True], return_lse_low: Literal[False] = ..., **options: Unpack[_DenseOptions],
 ) -> Tuple[Tensor, Tensor]: ...
 @overload
 def flash_dmattn_func(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
     softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
     deterministic: Optional[bool] = ..., return_attn_probs: Literal[None, False] = ..., *,
-    return_lse: bool = ..., return_lse_low: Literal[True], **options: Unpack[_Options],
+    return_lse: bool = ..., return_lse_low: Literal[True], **options: Unpack[_DenseOptions],
 ) -> Tuple[Tensor, Tensor, Optional[Tensor]]: ...
 @overload
 def flash_dmattn_func(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
     softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
     deterministic: Optional[bool] = ..., *, return_attn_probs: Literal[True],
-    return_lse: bool = ..., return_lse_low: Literal[False] = ..., **options: Unpack[_Options],
+    return_lse: bool = ..., return_lse_low: Literal[False] = ..., **options: Unpack[_DenseOptions],
 ) -> Tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def flash_dmattn_func(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = ..., attn_bias: Optional[Tensor] = ...,
     softmax_scale: Optional[float] = ..., is_causal: Optional[bool] = ..., softcap: Optional[float] = ...,
     deterministic: Optional[bool] = ..., return_attn_probs: Optional[bool] = ..., *,
-    return_lse: bool, return_lse_low: bool = ..., **options: Unpack[_Options],
+    return_lse: bool, return_lse_low: bool = ..., **options: Unpack[_DenseOptions],
 ) -> Any: ...
 def flash_dmattn_func(
     query: Tensor,
@@ -497,7 +501,8 @@ def flash_dmattn_func(
     if others:
         refuse_keywords("flash_dmattn_func", others)
     num_results = num_results_of(return_lse, return_lse_low, return_attn_probs)
-    if document_ids is not None or prefix_lengths is not None or isinstance(window_size, Tensor):
+    window: Any = window_size
+    if document_ids is not None or prefix_lengths is not None or isinstance(window, Tensor):
         rules = document_ids, prefix_lengths
         if getattr(query, "is_nested", False):
             raise NotImplementedError(
@@ -505,9 +510,9 @@ def flash_dmattn_func(
                 "flash_dmattn_varlen_func takes the last two"
             )
         _check_kinds((query, key, value), 4)
-        key_intervals, window_size = joined(key_intervals, window_size, rules, is_causal, query, key)
+        key_intervals, window = joined(key_intervals, window, rules, is_causal, query, key)
     settings = settings_of(
-        softmax_scale, scale, is_causal, softcap, deterministic, window_size, lse_without_sink=lse_without_sink
+        softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
     )
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
     tensors = (query, key, value)
@@ -617,8 +622,8 @@ def flash_dmattn_varlen_func(
         attn_mask, attn_bias: as in flash_dmattn_func with Sq, Sk = max_seqlen_q, max_seqlen_k; indices count from the
             start of each sequence.
         key_intervals: (start, end), int32 [H|Hkv|1, total_k], rows counted from the start of each sequence.
-        softmax_scale, is_causal, softcap, deterministic, window_size, sink, lse_without_sink, return_lse,
-            return_lse_low: as in flash_dmattn_func.
+        softmax_scale, is_causal, softcap, deterministic, window_size, prefix_lengths, sink, lse_without_sink,
+            return_lse, return_lse_low: as in flash_dmattn_func.
         scale, others: as in flash_dmattn_func.
         return_attn_probs, block_table: False and None, the defaults: packed sequences have no tensor of probabilities,
             and there is no paged cache.
@@ -648,12 +653,13 @@ def flash_dmattn_varlen_func(
         raise ValueError("return_attn_probs is for flash_dmattn_func; packed sequences have no probabilities tensor")
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
     offsets = cu_seqlens_q, cu_seqlens_k
-    if prefix_lengths is not None or isinstance(window_size, Tensor):
+    window: Any = window_size
+    if prefix_lengths is not None or isinstance(window, Tensor):
         _check_kinds((query, key, value), 3)
         rules = None, prefix_lengths
-        key_intervals, window_size = joined(key_intervals, window_size, rules, is_causal, query, key, offsets)
+        key_intervals, window = joined(key_intervals, window, rules, is_causal, query, key, offsets)
     settings = settings_of(
-        softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
+        softmax_scale, scale, is_causal, softcap, deterministic, window, *longest, lse_without_sink
     )
     tensors = (query, key, value)
     refuse_transforms((*tensors, attn_mask, attn_bias, sink))

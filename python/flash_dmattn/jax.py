@@ -140,7 +140,7 @@ def _joined(
         return key_intervals, window_size
     refuse_causal_prefixes(prefix_lengths, is_causal)
     place = jnp.arange(keys, dtype=jnp.int32) - (keys - rows)  # the row that lies beside each key
-    low, high = jnp.iinfo(jnp.int32).min, jnp.iinfo(jnp.int32).max
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
     start, end = jnp.full((1, 1, keys), low, jnp.int32), jnp.full((1, 1, keys), high, jnp.int32)
     if document_ids is not None:
         ids = jnp.asarray(document_ids)

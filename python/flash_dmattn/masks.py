@@ -124,7 +124,7 @@ class _Beside:
     def written(self, output: Any) -> Borrowed:
         return borrow_needed(output, "the output", self.device, self.lender.stream, True, self.name)
 
-    def hand_over(self, pair: Tuple[Any, Any], seqlen_q: int) -> KeyIntervals:
+    def hand_over(self, pair: Tuple[Any, Any], seqlen_q: Optional[int]) -> KeyIntervals:
         return KeyIntervals(self.lender.hand_over(pair[0]), self.lender.hand_over(pair[1]), seqlen_q)
 
 
