@@ -551,7 +551,8 @@ typedef struct fdm_key_rules {
     const fdm_tensor *cu_seqlens_q, *cu_seqlens_k;   /* [B + 1]: packed; without document_ids */
 } fdm_key_rules;
 /* start, end [B, h, Sk], packed [h, total_k], written; h is a multiple of each n, and head i reads a rule's head
- * i / (h / n). Packed: seqlen_q is ignored, and no row sees keys of no sequence. On CUDA devices, by one kernel, the values of rules are not checked: ids must not fall. */
+ * i / (h / n). Packed: seqlen_q is ignored, and no row sees keys of no sequence. One kernel on CUDA devices, where the
+ * values of rules are not checked: ids must not fall. */
 FDM_API fdm_status fdm_rule_intervals(const fdm_key_rules *rules, int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end,
                                       void *stream);
 /* A dense bool mask [B, h, Sq, Sk] as intervals. *exact, on the mask's device, becomes 0 when some key's rows are not

@@ -179,7 +179,8 @@ struct server {
         }
     }
 
-    /* DBIAS_TURNS: the second warp waits for the turns at the gradient of a bias, and hands them on: the first one loads. */
+    /* DBIAS_TURNS: the second warp waits for the turns at the gradient of a bias, and hands them on: the first one
+     * loads. */
     __device__ __forceinline__ bool keeps_turns() const { return threadIdx.x / 32 % 4 == 1; }
     __device__ __forceinline__ int *dbias_semaphore() const {
         const struct gpu_scores &bias = a.in.in.bias;

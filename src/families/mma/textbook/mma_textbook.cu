@@ -190,9 +190,7 @@ __device__ __forceinline__ struct warp_place find_warp() {
 }
 
 /* Where two warps share the keys of a row; the others exchange nothing. */
-__device__ __forceinline__ struct warp_place find_sharing_warp() {
-    return SPLIT_KV ? find_warp() : warp_place{};
-}
+__device__ __forceinline__ struct warp_place find_sharing_warp() { return SPLIT_KV ? find_warp() : warp_place{}; }
 
 typedef uint32_t query_fragments[Q_STEPS][4];
 
