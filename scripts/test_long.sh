@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_long.sh: the tests that `make test` has no time for, and of which CI runs half beside it: other random problems,
-# planted faults in texts of CUDA kernels, more than 65535 batches, heads, or heads of K and V. Usage:
+# test_long.sh: the tests that `make test` has no time for, and of which CI runs a third beside it: other random
+# problems, planted faults in texts of CUDA kernels, more than 65535 batches, heads, or heads of K and V. Usage:
 # scripts/test_long.sh [PARTS, default 1: of so many parts of the tests the one that the commit names]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -149,14 +149,15 @@ def test_run_ends_where_a_step_fails(tree):
 def test_ci_runs_every_step_and_ends_with_a_table(tree, failing):
     folder = tree(*[failing] if failing else [])
     cases = f'    *"{failing}"*) exit 3 ;;\n' if failing else ""
-    for name in ("test_long.sh", "sanitize.sh", "compile_changed.sh", "fuzz.sh", "qemu-neon.sh", "wheels.sh"):
+    for name in ("test_long.sh", "sanitize.sh", "compile_changed.sh", "fuzz.sh", "qemu-neon.sh", "site.sh",
+                 "wheels.sh"):
         executable(folder / "scripts" / name, STUB.format(name=name, cases=cases))
     executable(folder / "bin" / "make", STUB.format(name="make", cases=cases))
     executable(folder / ".ci" / "run", (ROOT / ".ci" / "run").read_text())
     done = subprocess.run([folder / ".ci" / "run"], capture_output=True, text=True, timeout=60,
                           env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(folder)})
     table = done.stdout[done.stdout.index("\nstep ") :].splitlines()[2:]
-    assert len(table) == len((folder / "calls").read_text().splitlines()) + 1 == 10
+    assert len(table) == len((folder / "calls").read_text().splitlines()) + 1 == 11
     failed = [line for line in table[:-1] if not line.endswith("  passed")]
     assert len(failed) == done.returncode == bool(failing) and all(line.endswith("  failed, exit code 3") for line in failed)
     assert re.fullmatch(r"all +\d+  " + ("1 failed" if failing else "passed"), table[-1])
