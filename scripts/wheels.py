@@ -5,7 +5,8 @@ The Python files and the metadata come from a wheel that pip builds here; each t
 `fdm` in the place of those. Then three things are checked: the libraries and symbol versions that the binaries need
 are those of the target's tag, the wheel has less than MOST_BYTES, and what this machine can run is run: tests/python
 in a fresh environment (x86-64 Linux), the C checks of the CPU (musl; Windows where wine is installed; AArch64 where
-QEMU is), and under wine the tool and the tests of UNIT_TESTS too. What was only built is said so. Usage: scripts/wheels.sh [--list] [TARGET ...]
+QEMU is), and under wine the tool and the tests of UNIT_TESTS too. The script says of each target what was only built.
+Usage: scripts/wheels.sh [--list] [TARGET ...]
 """
 
 from __future__ import annotations

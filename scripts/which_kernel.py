@@ -15,6 +15,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/which-kernel.md"
@@ -99,11 +100,15 @@ def verified(device: str, kernels: list[str]) -> str:
 
     def share(kind: str) -> str:
         names = [kernel for kernel in kernels if kernel in found[kind]]
-        return "all" if names == kernels else ", ".join(f"`{name}`" for name in names) or "**none**"
+        if names == kernels:
+            return "all of these kernels"
+        return ", ".join(f"`{name}`" for name in names) or "**none of these kernels**"
 
-    return (f"- run by [devices of this kind](verified.md#cuda-kernels-on-hardware): {share('hardware')}\n"
-            f"- run by [emulated ones](verified.md#cuda-kernels-on-emulated-devices): {share('emulated')}\n"
-            f"- [compiled](verified.md#cuda-kernels-compiled) for them: {share('compiled')}")
+    lines = (f"- [Devices of this kind](verified.md#cuda-kernels-on-hardware) ran {share('hardware')}.",
+             f"- [Emulated devices](verified.md#cuda-kernels-on-emulated-devices) ran {share('emulated')}.",
+             f"- NVRTC [compiled](verified.md#cuda-kernels-compiled) {share('compiled')}.")
+    return "\n".join(textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+                     for line in lines)
 
 
 def pass_table(tool: str, device: str, each_pass: str) -> tuple[str, set[str]]:

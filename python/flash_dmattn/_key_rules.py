@@ -7,8 +7,10 @@ from typing import Any, Optional, Sequence, Tuple
 from . import _native
 from ._arguments import NO_WINDOW, KeyIntervals, at_least, interval_pair, refuse_causal_prefixes, said
 
-# In the order of the extension, with the axes that each has, packed sequences apart.
-_NAMES = ("document_ids", "prefix_lengths", "window_sizes", "interval_start", "interval_end", "cu_seqlens_q", "cu_seqlens_k")
+# In the order of the extension.
+_NAMES = (
+    "document_ids", "prefix_lengths", "window_sizes", "interval_start", "interval_end", "cu_seqlens_q", "cu_seqlens_k",
+)  # fmt: skip
 
 
 def _shape_of(rules: Sequence[Any], seqlen_k: Optional[int], packed: bool) -> Tuple[int, ...]:
@@ -28,7 +30,7 @@ def _shape_of(rules: Sequence[Any], seqlen_k: Optional[int], packed: bool) -> Tu
     heads = max(windows[0] if windows else 1, start[-2] if start else 1)
     if packed:
         return heads, keys
-    return max(1, *(shape[0] for shape in (ids, prefixes, start) if shape is not None and shape), 1), heads, keys
+    return max(1, *(shape[0] for shape in (ids, prefixes, start) if shape is not None), 1), heads, keys
 
 
 def rule_intervals(

@@ -65,6 +65,16 @@ static fdm_status resolve_documents(const fdm_tensor *ids, const fdm_tensor *sta
     return ids->device.type == FDM_CPU ? check_rising(out, ids) : FDM_OK;
 }
 
+/* Of each sequence, or one that all share. */
+static fdm_status resolve_prefixes(const fdm_tensor *prefixes, const fdm_tensor *start, struct key_rules *out) {
+    const int shared = prefixes->ndim == 1 && prefixes->shape && prefixes->shape[0] == 1;
+    const int64_t extent = shared ? 1 : out->batch;
+    const fdm_status status = resolve(prefixes, "prefix_lengths", 1, &extent, -1, start);
+    if (!status)
+        out->prefixes = (struct key_rule_view){numbers(prefixes), tensor_stride(prefixes, 0), 0, 0, 1};
+    return status;
+}
+
 static fdm_status resolve_windows(const fdm_tensor *windows, const fdm_tensor *start, struct key_rules *out) {
     const int64_t extents[2] = {out->heads, 2};
     const fdm_status status = resolve(windows, "window_sizes", 2, extents, 0, start);
@@ -163,14 +173,8 @@ fdm_status key_rules_resolve(const fdm_key_rules *rules, int64_t seqlen_q, const
         status = resolve_offsets(rules, start, out);
     if (!status && rules->document_ids)
         status = resolve_documents(rules->document_ids, start, out);
-    if (!status && rules->prefix_lengths && rules->prefix_lengths->ndim == 1 && rules->prefix_lengths->shape &&
-        rules->prefix_lengths->shape[0] == 1)
-        status = resolve(rules->prefix_lengths, "prefix_lengths", 1, rules->prefix_lengths->shape, -1, start);
-    else if (!status && rules->prefix_lengths)
-        status = resolve(rules->prefix_lengths, "prefix_lengths", 1, &out->batch, -1, start);
     if (!status && rules->prefix_lengths)
-        out->prefixes =
-            (struct key_rule_view){numbers(rules->prefix_lengths), tensor_stride(rules->prefix_lengths, 0), 0, 0, 1};
+        status = resolve_prefixes(rules->prefix_lengths, start, out);
     if (!status && rules->window_sizes)
         status = resolve_windows(rules->window_sizes, start, out);
     if (!status && (rules->interval_start || rules->interval_end))

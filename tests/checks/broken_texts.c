@@ -198,7 +198,7 @@ static const struct fault {
      "gpu/masks/interval_rules.cu",
      "a.left + 1",
      "a.left",
-     {"masks", "interval", "--repeat", "20"}},
+     {"masks", "interval", "--repeat", "60"}},
     {"a document that lacks its last key",
      "gpu/masks/key_rules.cu",
      "rows.last = at + first_above(",

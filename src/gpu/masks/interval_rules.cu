@@ -3,23 +3,7 @@
  * Idea: a key's rows follow from its number alone, or from the document that it lies in, which is found by bisection of
  * the offsets. A thread a key, for all heads; bound by the writes. */
 #include "gpu/masks/interval_params.h"
-
-__device__ __forceinline__ int32_t clamp_row(int64_t row) {
-    return row > 0x7fffffff ? 0x7fffffff : row < -0x7fffffff - 1 ? -0x7fffffff - 1 : (int32_t)row;
-}
-
-/* The first offset above key j; num_documents + 1 when there is none. Any offsets are legal. */
-__device__ __forceinline__ int64_t offset_above(const struct interval_params &a, int32_t j) {
-    int64_t low = 0, high = a.num_documents + 1;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (a.cu_seqlens[middle * a.cu_stride] <= j)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
+#include "gpu/masks/key_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(INTERVAL_THREADS)
     interval_rules(const __grid_constant__ struct interval_params a) {
@@ -28,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(INTERVAL_THREADS)
         return;
     int32_t start, end;
     if (a.cu_seqlens) {
-        const int64_t above = offset_above(a, (int32_t)j);
+        const int64_t above = first_above(a.cu_seqlens, a.cu_stride, a.num_documents + 1, (int32_t)j, false);
         const bool inside = 0 < above && above <= a.num_documents;
         start = inside && !a.causal ? a.cu_seqlens[(above - 1) * a.cu_stride] : (int32_t)j;
         end = inside ? a.cu_seqlens[above * a.cu_stride] : (int32_t)j;

@@ -2,6 +2,7 @@
  *
  * Idea: a thread a key and head. What a key's number does not say is found by bisection: its sequence in the offsets,
  * its document's first and last key in the ids, which rise. Bound by the latency of those reads. */
+#include "gpu/masks/key_rows.cuh"
 #include "gpu/masks/key_rules_params.h"
 
 struct rows {
@@ -15,20 +16,6 @@ __device__ __forceinline__ void narrow(struct rows &rows, int64_t first, int64_t
 
 __device__ __forceinline__ int32_t number_of(const struct key_rule &rule, int64_t b, int32_t h, int64_t key) {
     return rule.data[b * rule.batch + h / rule.group * rule.head + key * rule.key];
-}
-
-/* The first of `count` numbers, which rise, that is above `value` (or_equal: or as large). */
-__device__ __forceinline__ int32_t first_above(const int32_t *data, int64_t stride, int32_t count, int32_t value,
-                                               bool or_equal) {
-    int32_t low = 0, high = count;
-    while (low < high) {
-        const int32_t middle = low + (high - low) / 2, number = data[middle * stride];
-        if (number < value || (!or_equal && number == value))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
 }
 
 /* As narrow_by_place() of problem/key_rules.c. */
@@ -47,10 +34,6 @@ __device__ __forceinline__ void narrow_by_place(const struct key_rules_params &a
         narrow(rows, 0, j - shift + left + 1);
 }
 
-__device__ __forceinline__ int32_t clamp_row(int64_t row) {
-    return row > 0x7fffffff ? 0x7fffffff : row < -0x7fffffff - 1 ? -0x7fffffff - 1 : (int32_t)row;
-}
-
 extern "C" __global__ void __launch_bounds__(KEY_RULES_THREADS)
     key_rules(const __grid_constant__ struct key_rules_params a) {
     const int64_t n = (int64_t)blockIdx.x * KEY_RULES_THREADS + threadIdx.x;
@@ -60,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(KEY_RULES_THREADS)
     int64_t b = row / a.heads, place = 0; /* place: of the batch in start and end */
     struct rows rows = {-0x7fffffff - 1, 0x7fffffff};
     if (a.cu_seqlens_k) {
-        b = (int64_t)first_above(a.cu_seqlens_k, 1, a.batch + 1, at, false) - 1;
+        b = first_above(a.cu_seqlens_k, 1, a.batch + 1, at, false) - 1;
         if (b < 0 || b >= a.batch) {
             rows.first = rows.last;
             rows.last = -0x7fffffff - 1;
