@@ -231,6 +231,21 @@ def _topk_on_torch(bias: Any, window_size: int, seqlen_q: Optional[int], key_pad
     return _of_rows(pair, rows)
 
 
+def _by_rule(name: str, numbers: Tuple[int, ...], library: Optional[str], device: Any) -> KeyIntervals:
+    """Intervals that follow from numbers alone: of rows and keys, and of the rule."""
+    there = _torch_device(device, library)
+    rows, keys, *rule = numbers
+    if not _makes_torch(device, library):
+        pair, outputs = _numpy_pair((1, 1, keys))
+        getattr(_native, f"{name}_intervals")(*outputs, rows, *rule, 0)
+        return _of_rows(pair, rows)
+    import torch
+
+    make = getattr(_on_torch(), name)
+    make = getattr(torch.ops.flash_dmattn, f"{name}_intervals") if torch.compiler.is_compiling() else make
+    return _of_rows(make(*numbers, there or torch.device("cpu")), rows)
+
+
 def window_intervals(
     seqlen_q: int,
     seqlen_k: int,
@@ -264,16 +279,7 @@ def window_intervals(
     """
     rows, keys = at_least(0, seqlen_q, "seqlen_q"), at_least(0, seqlen_k, "seqlen_k")
     (left, right), causal = window_of(window_size), flag_of(causal, "causal")
-    there = _torch_device(device, library)
-    if not _makes_torch(device, library):
-        pair, outputs = _numpy_pair((1, 1, keys))
-        _native.window_intervals(*outputs, rows, causal, left, right, 0)
-        return _of_rows(pair, rows)
-    import torch
-
-    make = _on_torch().window
-    make = torch.ops.flash_dmattn.window_intervals if torch.compiler.is_compiling() else make
-    return _of_rows(make(rows, keys, causal, left, right, there or torch.device("cpu")), rows)
+    return _by_rule("window", (rows, keys, causal, left, right), library, device)
 
 
 def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> KeyIntervals:
@@ -320,16 +326,7 @@ def prefix_intervals(
     """
     rows, keys = at_least(0, seqlen_q, "seqlen_q"), at_least(0, seqlen_k, "seqlen_k")
     prefix = integer_of(prefix, "prefix")
-    there = _torch_device(device, library)
-    if not _makes_torch(device, library):
-        pair, outputs = _numpy_pair((1, 1, keys))
-        _native.prefix_intervals(*outputs, rows, prefix, 0)
-        return _of_rows(pair, rows)
-    import torch
-
-    make = _on_torch().prefix
-    make = torch.ops.flash_dmattn.prefix_intervals if torch.compiler.is_compiling() else make
-    return _of_rows(make(rows, keys, prefix, there or torch.device("cpu")), rows)
+    return _by_rule("prefix", (rows, keys, prefix), library, device)
 
 
 def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> KeyIntervals:
