@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import re
 import statistics
 import sys
 import textwrap
+
+import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "bench/results/nvidia-h200"
@@ -204,9 +205,8 @@ def main(arguments: list) -> int:
     for name, page_of, plot in (("gemm", gemm_page, plot_gemm), ("softmax", softmax_page, plot_softmax)):
         data, path = result(name)
         page = ROOT / f"docs/{name}.md"
-        block = f"<!-- {name} measured -->\n{origin(data, path)}{page_of(data)}<!-- end of {name} measured -->"
         old = page.read_text()
-        new, count = re.subn(f"<!-- {name} measured -->.*?<!-- end of {name} measured -->", lambda _: block, old, flags=re.DOTALL)  # noqa: B023
+        new, count = marked_table.replaced(old, f"{name} measured", origin(data, path) + page_of(data))
         if count != 1 or ("--check" in arguments and new != old):
             print(f"docs/{name}.md: its table is not that of {path.relative_to(ROOT)}; run scripts/companions_table.py", file=sys.stderr)
             wrong = 1

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 import statistics
 import sys
 import textwrap
 
 import bench_table
 import cuda_table
+import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
@@ -83,8 +83,8 @@ def table() -> str:
 
 def main(arguments: list[str]) -> int:
     page = ROOT / "README.md"
-    block, old = f"<!-- measured -->\n{table()}<!-- end of measured -->", page.read_text()
-    new, count = re.subn("<!-- measured -->.*?<!-- end of measured -->", lambda _: block, old, flags=re.DOTALL)
+    old = page.read_text()
+    new, count = marked_table.replaced(old, "measured", table())
     if count != 1 or ("--check" in arguments and new != old):
         print("README.md: its table is not that of bench/results; run scripts/readme_table.py", file=sys.stderr)
         return 1

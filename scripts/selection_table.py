@@ -7,9 +7,10 @@ TOOL is the built selection-table, which prints the tables; each stands between 
 from __future__ import annotations
 
 import pathlib
-import re
 import subprocess
 import sys
+
+import marked_table
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "selection.md"
 
@@ -20,9 +21,7 @@ def main(tool: str, check: bool) -> int:
     old = PAGE.read_text()
     new = old
     for number, table in enumerate(tables, 1):
-        block = f"<!-- table {number} -->\n{table}\n<!-- end of table {number} -->"
-        new, count = re.subn(rf"<!-- table {number} -->.*?<!-- end of table {number} -->", lambda _: block, new,
-                             flags=re.DOTALL)
+        new, count = marked_table.replaced(new, f"table {number}", f"{table}\n")
         if count != 1:
             print(f"{PAGE.name}: has {count} places for table {number}", file=sys.stderr)
             return 1

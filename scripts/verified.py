@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 import sys
+
+import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/verified.md"
@@ -90,8 +91,7 @@ def tables() -> dict:
 def main(check: bool) -> int:
     old = new = PAGE.read_text()
     for name, table in tables().items():
-        block = f"<!-- {name} -->\n{table}<!-- end of {name} -->"
-        new, count = re.subn(f"<!-- {name} -->.*?<!-- end of {name} -->", lambda _: block, new, flags=re.DOTALL)  # noqa: B023
+        new, count = marked_table.replaced(new, name, table)
         if count != 1:
             print(f"docs/verified.md: has {count} places for the table {name}", file=sys.stderr)
             return 1

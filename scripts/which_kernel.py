@@ -17,6 +17,8 @@ import subprocess
 import sys
 import textwrap
 
+import marked_table
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/which-kernel.md"
 DEVICES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "cpu:avx2", "cpu:avx512", "cpu:avx512_bf16",
@@ -144,13 +146,10 @@ def tables(tool: str) -> dict[str, str]:
 def main(tool: str, check: bool) -> int:
     old = new = PAGE.read_text()
     for name, table in tables(tool).items():
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, _, rest = new.partition(start)
-        _, found, after = rest.partition(end)
-        if not found:
-            print(f"{PAGE.name}: has no place for the table {name}", file=sys.stderr)
+        new, count = marked_table.replaced(new, name, table)
+        if count != 1:
+            print(f"{PAGE.name}: has {count} places for the table {name}", file=sys.stderr)
             return 1
-        new = before + start + table + end + after
     if check and new != old:
         print(f"{PAGE.name}: tables are not what fdm plan says; run scripts/which_kernel.py {tool}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ def root(tmp_path):
     """A tree with nothing but the scripts and a page without tables."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "scripts").mkdir()
-    for name in ("record.py", "verified.py", "check_docs.py"):
+    for name in ("record.py", "verified.py", "check_docs.py", "marked_table.py"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts")
     (tmp_path / "docs/verified.md").write_text("# What was verified\n\n" + MARKERS)
     (tmp_path / "README.md").write_text("# readme\n")
