@@ -14,6 +14,7 @@ for place in "meson.build:version: '$version'" "CITATION.cff:version: $version" 
     "CHANGELOG.md:## $version" bindings/rust/flash-dmattn{,-sys}/Cargo.toml:"version = \"$version\""; do
     grep -qF -- "${place#*:}" "${place%%:*}" || { echo "release: ${place%%:*} is not of $version" >&2 && exit 1; }
 done
+scripts/setup.sh release
 rm -rf dist
 scripts/deb.sh
 scripts/wheels.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh: brings what a make target needs: Debian packages where they are missing, and the Python environment in .venv.
-# Usage: scripts/setup.sh build|test|ci|site|languages   languages: for scripts/test_bindings.sh; too slow to get for ci
+# Usage: scripts/setup.sh build|test|ci|site|languages|release
+# languages: for scripts/test_bindings.sh; release: for scripts/release.sh. Both are too slow to get for ci.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 level=${1:-build}
@@ -18,6 +19,13 @@ languages)
     need pkg-config pkg-config
     need cargo cargo
     need go golang-go
+    ;;
+release)
+    need dh debhelper
+    need lintian lintian
+    need pkg-config pkg-config
+    need qemu-aarch64 qemu-user
+    need wine wine
     ;;
 test | ci)
     need /usr/include/cmocka.h libcmocka-dev
@@ -48,7 +56,7 @@ case $level in
 test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "matplotlib" "safetensors" "nvidia-cuda-nvrtc>=13,<14" "transformers>=5.17,<5.24" "jax>=0.10") ;;
 esac
 case $level in
-ci | site) wheels+=("sphinx>=8.1,<10" "myst-parser>=4,<6" "furo>=2025.12") ;;
+ci | site | release) wheels+=("sphinx>=8.1,<10" "myst-parser>=4,<6" "furo>=2025.12") ;;
 esac
 [ "$level" = ci ] && wheels+=("mypy==2.4.1" "basedpyright==1.40.2")
 [ -x .venv/bin/python ] || python3 -m venv .venv
