@@ -125,20 +125,26 @@ static int take_settings(const struct xla_call *call, fdm_options *options) {
 
 struct scratch {
     const struct xla_call *call;
+    void *data; /* as XLA gave it */
     size_t bytes;
+    void *error; /* XLA's own, where it gave none */
 };
-/* XLA's memory of the call's stream. */
+/* XLA's memory of the call's stream. XLA takes no larger alignment than 16, and an allocator owes 64. */
+enum { XLA_ALIGNMENT = 16, SCRATCH_ALIGNMENT = 64 };
 static void *allocate_scratch(void *context, size_t bytes) {
     struct scratch *scratch = context;
-    struct xla_memory memory = {{sizeof memory, NULL}, scratch->call->context, bytes, 256, NULL};
-    scratch->bytes = bytes;
-    return scratch->call->api->memory_allocate(&memory) ? NULL : memory.data;
+    struct xla_memory memory = {{sizeof memory, NULL}, scratch->call->context, 0, XLA_ALIGNMENT, NULL};
+    memory.size = bytes + SCRATCH_ALIGNMENT - XLA_ALIGNMENT;
+    scratch->error = scratch->call->api->memory_allocate(&memory);
+    scratch->data = scratch->error ? NULL : memory.data;
+    scratch->bytes = memory.size;
+    return (void *)(((uintptr_t)scratch->data + SCRATCH_ALIGNMENT - 1) / SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT);
 }
-static void release_scratch(void *context, void *data) {
+static void release_scratch(void *context, void *memory) {
     struct scratch *scratch = context;
-    struct xla_memory_free memory = {{sizeof memory, NULL}, scratch->call->context, scratch->bytes, data};
-    if (data)
-        (void)scratch->call->api->memory_free(&memory);
+    struct xla_memory_free given = {{sizeof given, NULL}, scratch->call->context, scratch->bytes, scratch->data};
+    if (memory)
+        (void)scratch->call->api->memory_free(&given);
 }
 
 /* XLA asks once whom it speaks with. That CUDA graphs may capture the calls is not said: nobody has tried. */
@@ -174,10 +180,11 @@ static void *run(const struct xla_call *call, int on_cuda, native_call function)
     struct xla_stream_get get = {{sizeof get, NULL}, call->context, NULL};
     if ((error = call->api->stream_get(&get)))
         return error;
-    struct scratch scratch = {call, 0};
+    struct scratch scratch = {.call = call};
     const fdm_allocator allocator = {&scratch, allocate_scratch, release_scratch};
     options.stream = get.stream;
-    return result_of(call, function(&tensors, &options, &allocator));
+    const fdm_status status = function(&tensors, &options, &allocator);
+    return scratch.error ? scratch.error : result_of(call, status);
 }
 
 static void *forward_on_cpu(struct xla_call *call) { return run(call, 0, fdm_attention_forward); }
