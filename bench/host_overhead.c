@@ -1,6 +1,6 @@
 /* host_overhead.c: what one warm call costs the host: tiny problems on a CUDA device, calls back to back on one stream.
  *
- * Usage: host-overhead [--device N] [--calls N] [--batches N] [--current]
+ * Usage: host-overhead [--device N] [--calls N] [--batches N] [--current] [--first forward|backward,D,CAUSAL]
  * A batch is `calls` calls on the host's clock, then a wait that is not counted; calls are few enough for the stream's
  * queue. Printed: quartiles over the batches, in microseconds a call. "execute" has a plan that was made before; "all"
  * is describe, plan and execute, with a workspace lent from memory that is there. With --current the device's context
@@ -77,10 +77,8 @@ static void lay_out_all(struct call *c, fdm_pass pass) {
     }
 }
 
-/* Tensors of zeros, a plan, its workspace, its kernels loaded. */
-static int make(struct call *c, const struct shape *s, int32_t device) {
-    fdm_device facts = {.struct_bytes = sizeof facts};
-    fdm_problem problem;
+/* Tensors of zeros. */
+static int make_tensors(struct call *c, const struct shape *s, int32_t device) {
     *c = (struct call){.device = {FDM_CUDA, device},
                        .q_shape = {s->batch, s->seqlen_q, s->heads, s->head_dim},
                        .k_shape = {s->batch, s->seqlen_k, s->heads_kv, s->head_dim},
@@ -92,13 +90,26 @@ static int make(struct call *c, const struct shape *s, int32_t device) {
     if (fdm_memory_allocate(c->device, c->bytes, &c->memory))
         return fail("tensors");
     lay_out_all(c, s->pass);
-    if (fdm_memory_fill(c->device, c->memory, 0, c->bytes) || fdm_device_query(FDM_CUDA, device, &facts) ||
-        fdm_describe(s->pass, &c->tensors, &c->options, &problem) ||
-        fdm_plan_attention(&facts, &problem, &c->options, &c->plan) || fdm_prepare(&c->plan))
-        return fail(s->name);
-    if (c->plan.workspace_bytes > 0 && fdm_memory_allocate(c->device, (size_t)c->plan.workspace_bytes, &c->workspace))
-        return fail("workspace");
-    return 0;
+    return fdm_memory_fill(c->device, c->memory, 0, c->bytes) || fdm_synchronize(c->device) ? fail("tensors") : 0;
+}
+static int make_plan(struct call *c, fdm_pass pass) {
+    fdm_device facts = {.struct_bytes = sizeof facts};
+    fdm_problem problem;
+    return fdm_device_query(FDM_CUDA, c->device.index, &facts) ||
+                   fdm_describe(pass, &c->tensors, &c->options, &problem) ||
+                   fdm_plan_attention(&facts, &problem, &c->options, &c->plan)
+               ? fail("the plan")
+               : 0;
+}
+static int make_workspace(struct call *c) {
+    const size_t bytes = (size_t)c->plan.workspace_bytes;
+    return bytes > 0 && fdm_memory_allocate(c->device, bytes, &c->workspace) ? fail("workspace") : 0;
+}
+/* Tensors, a plan, its workspace, its kernels loaded. */
+static int make(struct call *c, const struct shape *s, int32_t device) {
+    if (make_tensors(c, s, device) || make_plan(c, s->pass))
+        return 1;
+    return fdm_prepare(&c->plan) ? fail(s->name) : make_workspace(c);
 }
 
 static void release(struct call *c) {
@@ -147,6 +158,36 @@ static int measure(struct call *c, fdm_status (*run)(struct call *), int64_t cal
     return 0;
 }
 
+/* problem: "forward,64,1": pass, head dim, causal. */
+static int first_call(const char *problem, int32_t device) {
+    char pass[16];
+    long long head_dim;
+    int causal;
+    if (sscanf(problem, "%15[a-z],%lld,%d", pass, &head_dim, &causal) != 3) {
+        fprintf(stderr, "host-overhead: --first takes a pass, a head dim and 0 or 1: forward,128,1\n");
+        return 2;
+    }
+    const struct shape s = {
+        problem, strcmp(pass, "backward") ? FDM_FORWARD : FDM_BACKWARD, 1, 4096, 4096, 16, 16, head_dim, causal};
+    struct call call;
+    double at[5];
+    int failed = make_tensors(&call, &s, device);
+    at[0] = now();
+    failed = failed || make_plan(&call, s.pass);
+    at[1] = now();
+    failed = failed || (fdm_prepare(&call.plan) && fail("the kernels"));
+    at[2] = now();
+    failed = failed || make_workspace(&call) || run_plan(&call) || fdm_synchronize(call.device);
+    at[3] = now();
+    failed = failed || run_plan(&call) || fdm_synchronize(call.device);
+    at[4] = now();
+    if (!failed)
+        printf("plan %.3f kernels %.3f run %.3f all %.3f second %.3f\n", (at[1] - at[0]) / 1e3, (at[2] - at[1]) / 1e3,
+               (at[3] - at[2]) / 1e3, (at[3] - at[0]) / 1e3, (at[4] - at[3]) / 1e3);
+    release(&call);
+    return failed;
+}
+
 static int make_current(int64_t device) {
     void *context, *library = dlopen("libcuda.so.1", RTLD_NOW);
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
@@ -161,17 +202,21 @@ static int make_current(int64_t device) {
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"device", required_argument, 0, 'd'},
-                                            {"calls", required_argument, 0, 'c'},
-                                            {"batches", required_argument, 0, 'b'},
-                                            {"current", no_argument, 0, 'u'},
-                                            {0}};
+    static const struct option options[] = {
+        {"device", required_argument, 0, 'd'},  {"calls", required_argument, 0, 'c'},
+        {"batches", required_argument, 0, 'b'}, {"current", no_argument, 0, 'u'},
+        {"first", required_argument, 0, 'f'},   {0}};
     static double samples[BATCHES_MAX];
     int64_t calls = 200, batches = 100, device = 0;
+    const char *first = NULL;
     int option, current = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option == 'u') {
             current = 1;
+            continue;
+        }
+        if (option == 'f') {
+            first = optarg;
             continue;
         }
         int64_t *value = option == 'd' ? &device : option == 'c' ? &calls : option == 'b' ? &batches : NULL;
@@ -180,11 +225,15 @@ int main(int argc, char **argv) {
         *value = strtoll(optarg, NULL, 10);
     }
     if (calls < 1 || batches < 1 || batches > BATCHES_MAX || optind < argc) {
-        fprintf(stderr, "usage: host-overhead [--device N] [--calls N] [--batches 1..%d] [--current]\n", BATCHES_MAX);
+        fprintf(stderr,
+                "usage: host-overhead [--device N] [--calls N] [--batches 1..%d] [--current] [--first PASS,D,CAUSAL]\n",
+                BATCHES_MAX);
         return 2;
     }
     if (current && make_current(device))
         return 1;
+    if (first)
+        return first_call(first, (int32_t)device);
     printf("%-28s %-8s %8s %8s %8s  us a call\n", "problem", "what", "25 %", "median", "75 %");
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         static const char *const names[2] = {"execute", "all"};
