@@ -2,10 +2,11 @@
  *
  * Order of the search, each for the highest major version that the driver takes, then for lower ones down to 12:
  *   1. a library that the process has loaded already (beside a CUDA build of PyTorch there is one)
- *   2. nvidia/cu13/lib and nvidia/cuda_nvrtc/lib of pip's packages: beside libraries that the process has loaded from a
- *      site-packages folder, in VIRTUAL_ENV, and in the folders of PYTHONPATH
- *   3. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR
- *   4. the dynamic linker's own search */
+ *   2. pip's packages: beside libraries that the process has loaded from a site-packages folder, in VIRTUAL_ENV, and in
+ *      the folders of PYTHONPATH
+ *   3. toolkits: that of the environment, then where they are installed
+ *   4. the dynamic linker's own search
+ * struct system_nvrtc_folders names the folders. */
 #include "cuda/compiler.h"
 
 #include <pthread.h>
@@ -34,19 +35,32 @@ static int found_file(const char *path, struct cuda_compiler *compiler) {
     return 1;
 }
 
-static int found_in(const char *folder, size_t length, const char *below, int32_t major,
+/* `text` with its '#' as a number, at most size - 1 bytes of it. */
+static void put_number(const char *text, int32_t number, char *result, size_t size) {
+    const char *mark = strchr(text, '#');
+    if (mark)
+        snprintf(result, size, "%.*s%d%s", (int)(mark - text), text, number, mark + 1);
+    else
+        snprintf(result, size, "%s", text);
+}
+
+/* In one of some folders below `folder`. */
+static int found_in(const char *folder, size_t length, const char *const *below, int32_t major,
                     struct cuda_compiler *compiler) {
-    char path[512], name[32];
+    char name[32];
     system_nvrtc_name(major, name, sizeof name);
-    int written = snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, below, name);
-    return written > 0 && (size_t)written < sizeof path && found_file(path, compiler);
+    for (; *below; below++) {
+        char path[512], place[64];
+        put_number(*below, major, place, sizeof place);
+        const int written = snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, place, name);
+        if (written > 0 && (size_t)written < sizeof path && found_file(path, compiler))
+            return 1;
+    }
+    return 0;
 }
 
 static int found_in_packages(const char *site_packages, size_t length, int32_t major, struct cuda_compiler *compiler) {
-    char below[64];
-    snprintf(below, sizeof below, "/nvidia/cu%d/lib", major);
-    return found_in(site_packages, length, below, major, compiler) ||
-           found_in(site_packages, length, "/nvidia/cuda_nvrtc/lib", major, compiler);
+    return found_in(site_packages, length, system_nvrtc_folders.in_packages, major, compiler);
 }
 
 struct loaded_search {
@@ -78,29 +92,33 @@ static int found_by_linker(int32_t major, struct cuda_compiler *compiler) {
 static int found_in_environment(int32_t major, struct cuda_compiler *compiler) {
     const char *base = setting_get_foreign("VIRTUAL_ENV");
     for (int32_t minor = 20; base && minor >= 8; minor--) {
-        char folder[512];
-        int length = snprintf(folder, sizeof folder, "%s/lib/python3.%d/site-packages", base, minor);
+        char folder[512], below[64];
+        put_number(system_nvrtc_folders.in_environment, minor, below, sizeof below);
+        const int length = snprintf(folder, sizeof folder, "%s%s", base, below);
         if (length > 0 && (size_t)length < sizeof folder && found_in_packages(folder, (size_t)length, major, compiler))
             return 1;
     }
+    const char separator[] = {system_nvrtc_folders.separator, 0};
     for (const char *at = setting_get_foreign("PYTHONPATH"); at && *at;) {
-        size_t length = strcspn(at, ":");
+        size_t length = strcspn(at, separator);
         if (found_in_packages(at, length, major, compiler))
             return 1;
-        at += length + (at[length] == ':');
+        at += length + (at[length] == *separator);
     }
     return 0;
 }
 
 static int found_toolkit(int32_t major, struct cuda_compiler *compiler) {
-    char folder[64];
-    const char *home = setting_get_foreign("CUDA_HOME");
-    snprintf(folder, sizeof folder, "/usr/local/cuda-%d", major);
-    const char *const roots[] = {home ? home : "", "/usr/local/cuda", folder};
-    for (int i = 0; i < 3; i++)
-        if (*roots[i] && (found_in(roots[i], strlen(roots[i]), "/lib64", major, compiler) ||
-                          found_in(roots[i], strlen(roots[i]), "/targets/x86_64-linux/lib", major, compiler)))
+    const struct system_nvrtc_folders *folders = &system_nvrtc_folders;
+    const char *named = setting_get_foreign(folders->toolkit_variable);
+    if (named && found_in(named, strlen(named), folders->in_toolkits, major, compiler))
+        return 1;
+    for (const char *const *at = folders->toolkits; *at; at++) {
+        char folder[96];
+        put_number(*at, major, folder, sizeof folder);
+        if (found_in(folder, strlen(folder), folders->in_toolkits, major, compiler))
             return 1;
+    }
     return 0;
 }
 
@@ -180,9 +198,10 @@ enum { BUILTINS_PATH = 600 };
 static int32_t find_builtins(const struct cuda_compiler *compiler, char path[BUILTINS_PATH]) {
     const char *slash = strrchr(compiler->path, '/');
     for (int32_t minor = 0; slash && minor < 20; minor++) {
+        char name[48];
         struct stat facts;
-        snprintf(path, BUILTINS_PATH, "%.*s/libnvrtc-builtins.so.%d.%d", (int)(slash - compiler->path), compiler->path,
-                 compiler->major, minor);
+        system_nvrtc_builtins_name(compiler->major, minor, name, sizeof name);
+        snprintf(path, BUILTINS_PATH, "%.*s/%s", (int)(slash - compiler->path), compiler->path, name);
         if (stat(path, &facts) == 0)
             return minor;
     }

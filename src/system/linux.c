@@ -16,6 +16,9 @@
 
 const char system_cuda_driver[] = "libcuda.so.1";
 void system_nvrtc_name(int32_t major, char *name, size_t size) { snprintf(name, size, "libnvrtc.so.%d", major); }
+void system_nvrtc_builtins_name(int32_t major, int32_t minor, char *name, size_t size) {
+    snprintf(name, size, "libnvrtc-builtins.so.%d.%d", major, minor);
+}
 
 int system_library_path(void *library, char *path, size_t size) {
     struct link_map *map;

@@ -12,6 +12,9 @@
 
 const char system_cuda_driver[] = "libcuda.dylib";
 void system_nvrtc_name(int32_t major, char *name, size_t size) { snprintf(name, size, "libnvrtc.%d.dylib", major); }
+void system_nvrtc_builtins_name(int32_t major, int32_t minor, char *name, size_t size) {
+    snprintf(name, size, "libnvrtc-builtins.%d.%d.dylib", major, minor);
+}
 
 int system_library_path(void *library, char *path, size_t size) {
     (void)library, (void)path, (void)size; /* only who is to compile for a CUDA device wants it */

@@ -22,6 +22,15 @@ const char *system_library_error(void) {
 }
 void *system_symbol(void *library, const char *name) { return dlsym(library, name); }
 
+const struct system_nvrtc_folders system_nvrtc_folders = {
+    .in_packages = {"/nvidia/cu#/lib", "/nvidia/cuda_nvrtc/lib"},
+    .in_environment = "/lib/python3.#/site-packages",
+    .in_toolkits = {"/lib64", "/targets/x86_64-linux/lib"},
+    .toolkit_variable = "CUDA_HOME",
+    .toolkits = {"/usr/local/cuda", "/usr/local/cuda-#"},
+    .separator = ':',
+};
+
 int system_path_of(const void *inside, char *path, size_t size) {
     Dl_info info;
     if (!dladdr(inside, &info) || !info.dli_fname || strlen(info.dli_fname) >= size)

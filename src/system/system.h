@@ -44,9 +44,22 @@ int system_path_of(const void *inside, char *path, size_t size);
 /* Keeps the library that `inside` points into for the rest of the process. */
 void system_keep_library(const void *inside);
 
-/* The CUDA driver and the file of NVRTC's version `major`, as this system names them. `name` receives `size` bytes. */
+/* The CUDA driver, the file of NVRTC's version `major` and that of its builtins, as this system names them. `name`
+ * receives `size` bytes. */
 extern const char system_cuda_driver[];
 void system_nvrtc_name(int32_t major, char *name, size_t size);
+void system_nvrtc_builtins_name(int32_t major, int32_t minor, char *name, size_t size);
+
+/* Folders that may hold NVRTC; the last of a list is NULL. '#' stands for a number. */
+struct system_nvrtc_folders {
+    const char *in_packages[3];   /* below site-packages; # is NVRTC's major version */
+    const char *in_environment;   /* site-packages below a virtual environment; # is Python's minor version */
+    const char *in_toolkits[3];   /* below a CUDA toolkit */
+    const char *toolkits[3];      /* where toolkits lie; # is NVRTC's major version */
+    const char *toolkit_variable; /* of the environment, which names a toolkit that comes before those */
+    char separator;               /* between the folders of PYTHONPATH */
+};
+extern const struct system_nvrtc_folders system_nvrtc_folders;
 
 /* ---- processors and threads ---- */
 

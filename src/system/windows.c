@@ -20,6 +20,17 @@ enum { PATH_WORDS = 4096 };
 
 const char system_cuda_driver[] = "nvcuda.dll";
 void system_nvrtc_name(int32_t major, char *name, size_t size) { snprintf(name, size, "nvrtc64_%d0_0.dll", major); }
+void system_nvrtc_builtins_name(int32_t major, int32_t minor, char *name, size_t size) {
+    snprintf(name, size, "nvrtc-builtins64_%d%d.dll", major, minor);
+}
+const struct system_nvrtc_folders system_nvrtc_folders = {
+    .in_packages = {"/nvidia/cu#/bin/x86_64", "/nvidia/cuda_nvrtc/bin"},
+    .in_environment = "/Lib/site-packages",
+    .in_toolkits = {"/bin/x64", "/bin"},
+    .toolkit_variable = "CUDA_PATH",
+    .toolkits = {"C:/Program Files/NVIDIA GPU Computing Toolkit/CUDA/v#.0"},
+    .separator = ';',
+};
 
 /* With a path the libraries beside it are found too; a bare name is looked for in the system's folders, never in the
  * current one. */
