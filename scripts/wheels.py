@@ -384,11 +384,20 @@ def run_checks(target: Target, built: pathlib.Path) -> str:
     return f"{told.splitlines()[-1]} (fdm-checks on the CPU{f', by {words[0]}' if words else ''})"
 
 
+def nvrtc_for_windows() -> pathlib.Path:
+    """The site-packages folder of a virtual environment with NVRTC's package for Windows."""
+    site = WORK / "nvrtc-windows" / "Lib" / "site-packages"
+    if not (site / "nvidia").exists():
+        run(sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", site,
+            "--only-binary=:all:", "--platform", "win_amd64", "nvidia-cuda-nvrtc>=13,<14")
+    return site
+
+
 def run_wine(built: pathlib.Path) -> list[str]:
     """The tool of the archive as it was unpacked, and UNIT_TESTS."""
     tool = next((WORK / "windows-x86_64-c" / "unpacked").glob("*/bin/fdm.exe"))
     told = run(sys.executable, "-m", "pytest", "-q", "-rs", ROOT / "tests" / "windows", cwd=WORK,
-               env=os.environ | {"FDM_TOOL": str(tool)})
+               env=os.environ | {"FDM_TOOL": str(tool), "FDM_NVRTC": str(nvrtc_for_windows())})
     for test in UNIT_TESTS:
         run("wine", built / "tests" / f"{test}.exe")
     return [f"{told.strip().splitlines()[-1]} (tests/windows)", f"{', '.join(UNIT_TESTS)} passed"]

@@ -13,25 +13,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/settings.h"
 #include "cuda/driver.h"
+#include "system/files.h"
 #include "system/system.h"
 
 enum { NEWEST_MAJOR = 13, OLDEST_MAJOR = 12 };
 
 /* ---- the search ---- */
 
+static int is_file(const char *path, struct system_file_facts *facts) {
+    FILE *file = system_open_file(path, facts);
+    if (file)
+        fclose(file);
+    return file != NULL;
+}
+
 static int found_file(const char *path, struct cuda_compiler *compiler) {
-    struct stat facts;
-    if (stat(path, &facts) != 0 || !S_ISREG(facts.st_mode))
+    struct system_file_facts facts;
+    if (!is_file(path, &facts))
         return 0;
     snprintf(compiler->path, sizeof compiler->path, "%s", path);
-    snprintf(compiler->identity, sizeof compiler->identity, "%s %lld %lld", path, (long long)facts.st_size,
-             (long long)facts.st_mtime);
+    snprintf(compiler->identity, sizeof compiler->identity, "%s %lld %lld", path, (long long)facts.bytes,
+             (long long)facts.changed / 1000000000);
     return 1;
 }
 
@@ -199,10 +206,10 @@ static int32_t find_builtins(const struct cuda_compiler *compiler, char path[BUI
     const char *slash = strrchr(compiler->path, '/');
     for (int32_t minor = 0; slash && minor < 20; minor++) {
         char name[48];
-        struct stat facts;
+        struct system_file_facts facts;
         system_nvrtc_builtins_name(compiler->major, minor, name, sizeof name);
         snprintf(path, BUILTINS_PATH, "%.*s/%s", (int)(slash - compiler->path), compiler->path, name);
-        if (stat(path, &facts) == 0)
+        if (is_file(path, &facts))
             return minor;
     }
     return -1;

@@ -1,12 +1,14 @@
 """test_windows_tool.py: fdm.exe under wine, on files whose names have blanks and letters beyond ASCII.
 
-FDM_TOOL names the program; scripts/wheels.py sets it. The tests see the folders as Linux has them, and wine shows their
+FDM_TOOL names the program, and FDM_NVRTC the site-packages folder of a virtual environment with NVRTC's package for
+Windows; scripts/wheels.py sets them. The tests see the folders as Linux has them, and wine shows their
 owners and permissions to the tool as lists of who may do what.
 """
 
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -239,3 +241,26 @@ def test_kernels_need_nvrtc(place):
     assert result.returncode == 1 and result.stdout == b""
     assert result.stderr.startswith(b"fdm: ") and b"NVRTC" in result.stderr and result.stderr.count(b"\n") == 1
     assert not (place / "new").exists()
+
+
+SITE_PACKAGES = os.environ.get("FDM_NVRTC", "")
+
+
+def in_wine(path):
+    return "Z:" + str(path).replace("/", "\\")
+
+
+@pytest.mark.skipif(not SITE_PACKAGES, reason="FDM_NVRTC names no folder with NVRTC for Windows")
+@pytest.mark.parametrize("where", ["PYTHONPATH", "VIRTUAL_ENV", "CUDA_PATH"])
+def test_a_kernel_is_compiled_by_nvrtc_for_windows(place, where):
+    site = pathlib.Path(SITE_PACKAGES)
+    folder = {"PYTHONPATH": site, "VIRTUAL_ENV": site.parent.parent, "CUDA_PATH": place / "toolkit"}[where]
+    if where == "CUDA_PATH":
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "x64").symlink_to(site / "nvidia" / "cu13" / "bin" / "x86_64")
+    problems = place / "problems.txt"
+    problems.write_text("--head-dim 64 --seqlen-q 64 --seqlen-k 64 --dtype bf16 --causal\n")
+    named = {"PYTHONPATH": in_wine(place), "FLASH_DMATTN_CACHE_DIR": in_wine(place / "kernels"), where: in_wine(folder)}
+    result = run("cache", "build", "--device", "sm_80", "--set", problems, environment=named)
+    assert result.returncode == 0, result.stderr
+    assert [entry.read_bytes()[:8] for entry in (place / "kernels").iterdir()]
