@@ -133,6 +133,7 @@ typedef enum fdm_dtype {
     FDM_FLOAT64 = 3, /* reference family only */
     FDM_BOOL = 4,    /* DLPack bool; uint8 is taken as bool too, non-zero = true */
     FDM_INT32 = 5,
+    FDM_INT64 = 6, /* of block_table, page_start and slots */
     FDM_NO_DTYPE = -1
 } fdm_dtype;
 
@@ -141,6 +142,52 @@ FDM_API fdm_dtype fdm_dtype_from_name(const char *name);  /* also "fp32", "bf16"
 FDM_API fdm_dtype fdm_dtype_of(const fdm_tensor *tensor); /* FDM_NO_DTYPE if this library has no name for it */
 FDM_API int64_t fdm_dtype_bytes(fdm_dtype dtype);         /* bytes of one element */
 FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple */
+
+/* The KV cache of a forward call: with one, k and v of fdm_tensors are the cache, and keys are numbered within their
+ * sequence. What a cache does not have is NULL. The axes are those of fdm_tensors; P pages or rows of the cache, N new
+ * keys, R dims that turn.
+ *
+ *     k, v                  [P, page, Hkv, D|Dv]     in pages of any size: key j of sequence b is row j % page of page
+ *                                                    block_table[b, j / page]
+ *                           [P, Sc, Hkv, D|Dv]       without block_table: key j is row j of row b
+ *     block_table           [P', columns]            int32 or int64. With page_start it is [n], one list behind the
+ *                                                    other: sequence b has the pages from page_start[b] on
+ *     page_start            [B] or [B + 1]           int32 or int64; [B + 1] says where a list ends, too
+ *     cache_row             [B]                      int32: the row of the table, or of a cache without one, that
+ *                                                    belongs to sequence b; NULL: row b. Two sequences may share one
+ *     lengths               [B]                      int32: keys before appending; NULL: as many as the cache has room
+ *                                                    for. seqused_k of fdm_tensors counts keys after appending: one of
+ *                                                    the two is given
+ *     first_key             [B]                      int32: keys before it are not visible (left padding)
+ *     k_new, v_new          [B, N, Hkv, D|Dv]        appended behind the last key, then attended to
+ *                           [total_new, Hkv, D|Dv]   with cu_seqlens_new [B + 1], int32, as cu_seqlens of packed calls
+ *     rotary_cos, _sin      [n, R / 2]               q's dtype or float32, R even and at most D
+ *     rotary_start          [B]                      int32: the position that turns the first new key; NULL: the length
+ *                                                    before appending
+ *
+ * A negative length says that there is no sequence: it has no keys, nothing is appended, and its rows see none. A
+ * length beyond the room is cut to it, and new keys beyond are dropped. Room is what the table's columns, or the list,
+ * or the cache's rows hold, and at most max_seqlen_k of the options, which is this room by default. Row i of a
+ * sequence's Sq rows is at position (keys after appending) - Sq + i for causal and windows. mask and bias are
+ * [B|1, H|Hkv|1, Sq|1, max_seqlen_k|1], their last axis the key's number. Rows of the cache that belong to no key, and
+ * entries of the table behind a sequence's last key, may hold anything.
+ *
+ * With rotary_cos the new keys are turned before they are written, and q before it is multiplied, by rotary embeddings
+ * in float32, rounded once: elements (2t, 2t + 1) of a row are a pair where rotary_interleaved is 1, else (t, t + R/2);
+ * elements from R on stay. New key t turns by row rotary_start + t of the tables, row i of q by rotary_start + i under
+ * causal or a window, else by rotary_start; rows that the tables lack are their first or last one.
+ *
+ * Appending writes to k and v, whose type says const. Both must then lie apart from all other tensors and from each
+ * other. Pages or rows that several sequences hold may be read; appended to by two at a time, they keep the keys of
+ * one. On the CPU a page outside of the cache is an error. No kernel for CUDA devices takes a cache yet. */
+typedef struct fdm_cache {
+    uint32_t struct_bytes;      /* sizeof(fdm_cache) */
+    int32_t rotary_interleaved; /* 0 or 1 */
+    const fdm_tensor *block_table, *page_start, *cache_row;
+    const fdm_tensor *lengths, *first_key;
+    const fdm_tensor *k_new, *v_new, *cu_seqlens_new;
+    const fdm_tensor *rotary_cos, *rotary_sin, *rotary_start;
+} fdm_cache;
 
 /* The tensors of one call; what a problem does not have is NULL. B batches, H query heads, Hkv KV heads (H is a
  * multiple of Hkv), Sq query rows, Sk keys, D head dim of q and k, Dv head dim of v and out; "1" may stand for an axis
@@ -182,7 +229,12 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *   hold. cu_seqlens must not fall: sequences would overlap, results would be undefined, and a deterministic backward
  *   might not end.
  *
- * Rows before the first sequence, after the last one, and those that a cut leaves over belong to no sequence. Their out
+ * Lengths within a call: seqused_q, seqused_k [B] int32 say how many of a sequence's rows and keys count, in dense and
+ * packed calls; negative: none. Causal and windows align to what counts. Beside a cache, cu_seqlens_q alone makes q, out
+ * and lse packed.
+ *
+ * Rows before the first sequence, after the last one, those that a cut leaves over, and rows and keys that seqused does
+ * not count belong to no sequence. Their out
  * is 0, their lse +inf, and their gradients are 0; what q, k, v and dout hold there has no effect.
  *
  * NaN and inf. What a key holds has no effect on anything where no row sees it, whatever hides it: NaN and inf in its
@@ -209,6 +261,8 @@ typedef struct fdm_tensors {
     fdm_tensor *lse_low;
     const fdm_tensor *sink;
     fdm_tensor *dsink; /* as dbias */
+    const fdm_tensor *seqused_q, *seqused_k;
+    const fdm_cache *cache; /* forward; NULL: k and v are the call's own */
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -225,7 +279,7 @@ typedef struct fdm_options {
     int64_t window_left;       /* -1 = unbounded, >= 0: j >= i + Sk - Sq - left */
     int64_t window_right;      /* -1 = unbounded, >= 0: j <= i + Sk - Sq + right */
     int64_t max_seqlen_q;      /* varlen: an upper bound on every sequence's rows; 0 = found from cu_seqlens */
-    int64_t max_seqlen_k;
+    int64_t max_seqlen_k;      /* the same of keys; with a cache at most so many count, 0 = its room */
     int32_t num_threads; /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
     const char *kernel;  /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
     const char *family;  /* force a family ("cpu", "reference"); NULL = chosen */
@@ -330,7 +384,15 @@ typedef struct fdm_problem {
     fdm_dtype sink_dtype;
     int32_t num_sinks; /* of a head: n of [n, H], 1 of [H] */
     int32_t lse_without_sink;
-    int32_t reserved[28]; /* 0 */
+    int32_t has_seqused_q, has_seqused_k;
+    int64_t new_rows;                          /* of k_new: appended by the call; 0 = none */
+    int32_t has_cache;                         /* seqlen_k: the most keys of a sequence */
+    int32_t page_size, num_pages;              /* of k: rows of a page, 0 = no pages; pages, or rows of the cache */
+    int32_t max_pages;                         /* columns of the table; ragged: its entries */
+    int32_t ragged_pages;                      /* 1: page_start is given */
+    int32_t has_first_key, has_cache_row;      /* flags */
+    int32_t rotary_dim, rotary_interleaved;    /* 0: nothing turns */
+    int32_t reserved[15]; /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -613,6 +675,29 @@ FDM_API fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *rea
 
 /* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
 FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
+
+/* Writes new keys and values into a cache, and turns queries, without attention.
+ *
+ *     k, v         the cache, as in fdm_cache; written
+ *     cache        k_new and v_new, and where they go: behind `lengths`, with the members that a call of attention
+ *                  would have. With slots only k_new, v_new and the rotary members count
+ *     slots        [total_new]     int32 or int64: k_new [total_new, Hkv, D] goes to row slot % page of page slot / page;
+ *                                  a slot below 0 or beyond the cache is left out. Of equal slots one is kept
+ *     positions    [total_new]     int32 or int64: the position of each new key, and of each row of q; NULL: as in
+ *                                  fdm_cache. Needed with slots where anything turns
+ *     q, q_out     [B, Sq, H, D]   turned as for causal attention, q_out may be q; or packed with cu_seqlens_q, or with
+ *                  [total_q, H, D] positions, where total_q is total_new. NULL: none
+ *
+ * On the CPU only, and at once. */
+typedef struct fdm_append_tensors {
+    uint32_t struct_bytes; /* sizeof(fdm_append_tensors) */
+    fdm_tensor *k, *v;
+    const fdm_cache *cache;
+    const fdm_tensor *slots, *positions;
+    const fdm_tensor *q, *cu_seqlens_q;
+    fdm_tensor *q_out;
+} fdm_append_tensors;
+FDM_API fdm_status fdm_cache_append(const fdm_append_tensors *tensors);
 
 /* ---- 11. Settings ---------------------------------------------------------------------------------------------- */
 

@@ -10,7 +10,9 @@
 #define ENDS_WITH(type, member)                                                          \
     _Static_assert(offsetof(type, member) + sizeof(((type *)0)->member) == sizeof(type), \
                    #type " ends in padding, or not with its last member")
-ENDS_WITH(fdm_tensors, dsink);
+ENDS_WITH(fdm_cache, rotary_start);
+ENDS_WITH(fdm_tensors, cache);
+ENDS_WITH(fdm_append_tensors, q_out);
 ENDS_WITH(fdm_options, lse_without_sink);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);

@@ -54,6 +54,8 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
     X(VARLEN, "packed sequences", p->varlen)                                                                      \
     X(SOFTCAP, "softcap", p->softcap > 0)                                                                         \
     X(SINK, "learnable sinks", p->has_sink)                                                                       \
+    X(SEQUSED, "lengths of seqused_q and seqused_k", p->has_seqused_q || p->has_seqused_k)                        \
+    X(CACHE, "a KV cache", p->has_cache)                                                                          \
     X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes, or rows 2^31 bytes apart", !p->aligned) \
     X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD)                   \
     X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)                                 \
@@ -70,7 +72,8 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-        GPU_EVERY_FEATURE = (1 << GPU_NUM_FEATURES) - 1
+        /* All that a kernel takes as it takes rows and keys: lengths on the device and caches are each kernel's own. */
+    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE)
 };
 
 /* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */

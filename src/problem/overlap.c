@@ -8,7 +8,7 @@
 #include "problem/tensor.h"
 
 enum {
-    TENSORS_MAX = 32,
+    TENSORS_MAX = 40,
     TERMS_MAX = 16,
     LOOKS_MAX = 4096
 }; /* beyond so many looks, which no usual layout needs: no overlap is found */

@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/struct_bytes.h"
+#include "problem/cache.h"
+#include "problem/lengths.h"
 #include "problem/problem_fields.h"
 #include "problem/sinks.h"
 #include "problem/tensor.h"
@@ -21,25 +23,17 @@ fdm_options problem_options(const fdm_problem *p) {
     FDM_PROBLEM_FIELDS(NOTHING, FROM_PROBLEM)
     options.has_softmax_scale = 1;
     options.max_seqlen_q = p->varlen ? p->seqlen_q : 0;
-    options.max_seqlen_k = p->varlen ? p->seqlen_k : 0;
+    options.max_seqlen_k = p->varlen || p->has_cache ? p->seqlen_k : 0;
     return options;
 }
 
 fdm_problem fdm_problem_default(void) { return (fdm_problem){FDM_PROBLEM_FIELDS(DEFAULT, DEFAULT)}; }
 
-struct sequence attention_sequence(const struct attention *attention, int64_t b) {
-    const fdm_problem *problem = attention->problem;
-    if (!problem->varlen)
-        return (struct sequence){problem->seqlen_q, problem->seqlen_k, 0, 0};
-    const int32_t *q = attention->cu_seqlens_q, *k = attention->cu_seqlens_k;
-    return (struct sequence){q[b + 1] - q[b], k[b + 1] - k[b], q[b], k[b]};
-}
-
 struct key_range problem_key_range(const fdm_problem *problem, const struct sequence *sequence, int64_t i) {
-    struct key_range range = {0, sequence->seqlen_k};
+    struct key_range range = {sequence->first_key, sequence->seqlen_k};
     int64_t row = i + sequence->seqlen_k - sequence->seqlen_q;
     /* Compared before they are added: either side of the window may be INT64_MAX. */
-    if (problem->window_left >= 0 && problem->window_left < row)
+    if (problem->window_left >= 0 && problem->window_left < row - range.first)
         range.first = row - problem->window_left;
     if (problem->window_right >= 0 && problem->window_right < range.last - 1 - row)
         range.last = row + problem->window_right + 1;
@@ -141,6 +135,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
     if (!status && p->has_lse_low && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "has_lse_low is set, but there is no bias");
+    if (!status)
+        status = cache_validate(p);
     return status ? status : sinks_validate(p);
 }
 
@@ -167,9 +163,8 @@ static fdm_status expect_dtype(const fdm_tensor *tensor, const char *name, fdm_d
 }
 
 /* q, k, v or one of their kin: [B, S, H, D], or [total, H, D] when packed. */
-static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_problem *p,
-                                 const int64_t *dense, struct matrix_view *view) {
-    int32_t packed = p->varlen ? 1 : 0;
+fdm_status problem_resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, int packed,
+                                  const int64_t *dense, fdm_problem *p, struct matrix_view *view) {
     fdm_status status = tensor_check(tensor, name, 4 - packed, role, 1);
     if (!status)
         status = expect_dtype(tensor, name, p->dtype);
@@ -181,6 +176,11 @@ static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enu
     *view = (struct matrix_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
                                  tensor_stride(tensor, 1 - packed), tensor_stride(tensor, 2 - packed)};
     return FDM_OK;
+}
+
+static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_problem *p,
+                                 const int64_t *dense, struct matrix_view *view) {
+    return problem_resolve_matrix(tensor, name, role, p->varlen, dense, p, view);
 }
 
 static fdm_status resolve_rows(const fdm_tensor *tensor, const char *name, enum tensor_role role, const fdm_problem *p,
@@ -303,89 +303,35 @@ static fdm_status resolve_intervals(const fdm_tensors *t, fdm_problem *p, struct
     return FDM_OK;
 }
 
-/* One of cu_seqlens_q, cu_seqlens_k: never falls, from 0 or above to at most `total`; *longest receives the longest
- * sequence. On a CUDA device its values are not looked at: that would wait for the device. */
-static fdm_status check_cu_seqlens(const fdm_tensor *tensor, const char *name, int64_t batch, int64_t total,
-                                   int64_t *longest) {
-    fdm_status status = tensor_check(tensor, name, 1, TENSOR_INPUT, 1);
-    if (!status)
-        status = expect_dtype(tensor, name, FDM_INT32);
-    if (!status)
-        status = expect_shape(tensor, name, &(int64_t){batch + 1});
-    *longest = 0;
-    if (status || tensor->device.type == FDM_CUDA)
-        return status;
-    const int32_t *cu = (const int32_t *)tensor_data(tensor);
-    if (cu[0] < 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s starts with %d; it must start with 0 or above", name, cu[0]);
-    for (int64_t b = 0; b < batch; b++) {
-        if (cu[b + 1] < cu[b])
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s falls from %d to %d at index %lld; it must not fall", name,
-                             cu[b], cu[b + 1], (long long)b + 1);
-        *longest = cu[b + 1] - cu[b] > *longest ? cu[b + 1] - cu[b] : *longest;
-    }
-    if (cu[batch] > total)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s ends with %d; the packed tensors have only %lld rows", name,
-                         cu[batch], (long long)total);
-    return FDM_OK;
-}
-
-static fdm_status describe_varlen(const fdm_tensors *t, const fdm_options *o, fdm_problem *p, struct attention *a) {
-    if (!t->cu_seqlens_q || !t->cu_seqlens_k)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens_%s is missing; a packed call needs both",
-                         t->cu_seqlens_q ? "k" : "q");
-    fdm_status status = tensor_check(t->cu_seqlens_q, "cu_seqlens_q", 1, TENSOR_INPUT, 1);
-    if (status)
-        return status;
-    if (t->cu_seqlens_q->shape[0] < 1)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens_q is empty; it has batch + 1 elements");
-    p->batch = t->cu_seqlens_q->shape[0] - 1;
-    p->total_q = t->q->shape[0];
-    p->total_k = t->k->shape[0];
-    int64_t longest_q, longest_k;
-    status = check_cu_seqlens(t->cu_seqlens_q, "cu_seqlens_q", p->batch, p->total_q, &longest_q);
-    if (!status)
-        status = check_cu_seqlens(t->cu_seqlens_k, "cu_seqlens_k", p->batch, p->total_k, &longest_k);
-    if (status)
-        return status;
-    if (t->q->device.type == FDM_CUDA && ((!o->max_seqlen_q && p->total_q) || (!o->max_seqlen_k && p->total_k)))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "max_seqlen_%s is 0; it is needed where cu_seqlens are on a CUDA device, since reading them "
-                         "would wait for the device",
-                         o->max_seqlen_q || !p->total_q ? "k" : "q");
-    p->seqlen_q = o->max_seqlen_q ? o->max_seqlen_q : longest_q;
-    p->seqlen_k = o->max_seqlen_k ? o->max_seqlen_k : longest_k;
-    if (p->seqlen_q < longest_q || p->seqlen_k < longest_k)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "max_seqlen_%s is %lld, but the longest sequence has %lld rows",
-                         p->seqlen_q < longest_q ? "q" : "k",
-                         (long long)(p->seqlen_q < longest_q ? p->seqlen_q : p->seqlen_k),
-                         (long long)(p->seqlen_q < longest_q ? longest_q : longest_k));
-    a->cu_seqlens_q = (const int32_t *)tensor_data(t->cu_seqlens_q);
-    a->cu_seqlens_k = (const int32_t *)tensor_data(t->cu_seqlens_k);
-    return FDM_OK;
-}
-
 static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fdm_problem *p, struct attention *a) {
     p->varlen = t->cu_seqlens_q || t->cu_seqlens_k;
-    int32_t packed = p->varlen ? 1 : 0;
+    int32_t packed = p->varlen ? 1 : 0, packed_keys = packed && !t->cache;
     const fdm_tensor *three[3] = {t->q, t->k, t->v};
     const char *names[3] = {"q", "k", "v"};
+    if (t->cache && t->cu_seqlens_k)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "cu_seqlens_k is given beside a cache, whose lengths or seqused_k say how many keys there are");
     for (int i = 0; i < 3; i++) {
-        fdm_status status = tensor_check(three[i], names[i], 4 - packed, TENSOR_INPUT, 1);
+        fdm_status status = tensor_check(three[i], names[i], 4 - (i ? packed_keys : packed), TENSOR_INPUT, 1);
         if (status)
             return status;
     }
     p->dtype = fdm_dtype_of(t->q);
     p->heads = t->q->shape[2 - packed];
-    p->heads_kv = t->k->shape[2 - packed];
+    p->heads_kv = t->k->shape[2 - packed_keys];
     p->head_dim = t->q->shape[3 - packed];
-    p->head_dim_v = t->v->shape[3 - packed];
-    if (p->varlen)
-        return describe_varlen(t, o, p, a);
+    p->head_dim_v = t->v->shape[3 - packed_keys];
+    fdm_status status = FDM_OK;
+    if (t->cache)
+        status = cache_describe(t->cache, t->k, t->v, o->max_seqlen_k, p);
+    if (status || p->varlen) {
+        return status ? status : lengths_describe(t, o, p, a);
+    }
     p->batch = t->q->shape[0];
     p->seqlen_q = t->q->shape[1];
-    p->seqlen_k = t->k->shape[1];
-    return FDM_OK;
+    if (!t->cache)
+        p->seqlen_k = t->k->shape[1];
+    return lengths_describe(t, o, p, a);
 }
 
 static const char *device_text(fdm_device_id device, char *text, size_t size) {
@@ -399,20 +345,36 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
 }
 
 /* The tensors of a call by name, those of every pass first. */
-enum { NUM_Q = 0, NUM_OF_FORWARD = 13, NUM_TENSORS = 20 };
+enum { NUM_Q = 0, NUM_OF_FORWARD = 26, NUM_TENSORS = 33 };
 static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
+    static const fdm_cache none;
     const int32_t forward = pass == FDM_FORWARD, backward = !forward;
+    const fdm_cache *cache = t->cache ? t->cache : &none;
+    const int32_t appends = cache->k_new != NULL;
     const struct named_tensor list[NUM_TENSORS] = {
         [NUM_Q] = {"q", t->q, 0, 0},
-        {"k", t->k, 0, 0},
-        {"v", t->v, 0, 0},
+        {"k", t->k, appends, 0},
+        {"v", t->v, appends, 0},
         {"mask", t->mask, 0, 0},
         {"bias", t->bias, 0, 0},
         {"interval_start", t->interval_start, 0, 0},
         {"interval_end", t->interval_end, 0, 0},
         {"cu_seqlens_q", t->cu_seqlens_q, 0, 0},
         {"cu_seqlens_k", t->cu_seqlens_k, 0, 0},
+        {"seqused_q", t->seqused_q, 0, 0},
+        {"seqused_k", t->seqused_k, 0, 0},
         {"sink", t->sink, 0, 0},
+        {"block_table", cache->block_table, 0, 0},
+        {"page_start", cache->page_start, 0, 0},
+        {"cache_row", cache->cache_row, 0, 0},
+        {"lengths", cache->lengths, 0, 0},
+        {"first_key", cache->first_key, 0, 0},
+        {"k_new", cache->k_new, 0, 0},
+        {"v_new", cache->v_new, 0, 0},
+        {"cu_seqlens_new", cache->cu_seqlens_new, 0, 0},
+        {"rotary_cos", cache->rotary_cos, 0, 0},
+        {"rotary_sin", cache->rotary_sin, 0, 0},
+        {"rotary_start", cache->rotary_start, 0, 0},
         {"out", t->out, forward, 1u << NUM_Q},
         {"lse", t->lse, forward, 0},
         {"lse_low", t->lse_low, forward, 0},
@@ -499,6 +461,14 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t->q ? "q" : !t->k ? "k" : "v");
     struct attention scratch, *a = attention ? attention : &scratch;
     fdm_problem p = fdm_problem_default();
+    fdm_tensors with_cache;
+    fdm_cache cache_room;
+    if (t->cache) { /* whose struct is a caller's, too */
+        with_cache = *t;
+        if (!(with_cache.cache = STRUCT_READ(fdm_cache, t->cache, &cache_room)))
+            return FDM_ERROR_INVALID_ARGUMENT;
+        t = &with_cache;
+    }
     p.pass = pass;
     p.needs_dq = p.needs_dk = p.needs_dv = 0;
     *a = (struct attention){.problem = problem};
@@ -517,8 +487,9 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
     int64_t v_shape[4] = {p.batch, k_rows, p.heads_kv, p.head_dim_v},
             out_shape[4] = {p.batch, q_rows, p.heads, p.head_dim_v};
     if ((status = resolve_matrix(t->q, "q", TENSOR_INPUT, &p, q_shape, &a->q)) ||
-        (status = resolve_matrix(t->k, "k", TENSOR_INPUT, &p, k_shape, &a->k)) ||
-        (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v)) ||
+        (t->cache ? (status = cache_resolve(t->cache, t->k, t->v, 0, &p, a))
+                  : (status = resolve_matrix(t->k, "k", TENSOR_INPUT, &p, k_shape, &a->k)) ||
+                        (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v))) ||
         (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
         ((t->interval_start || t->interval_end) && (status = resolve_intervals(t, &p, a))) ||
         (status = sinks_resolve(t, &p, a)) ||
@@ -533,7 +504,7 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
     p.scores_mappable =
         p.scores_aligned && (!t->mask || tensor_mappable(t->mask)) && (!t->bias || tensor_mappable(t->bias));
     *problem = p;
-    return FDM_OK;
+    return p.has_cache && t->q->device.type == FDM_CPU ? cache_check_pages(a) : FDM_OK;
 }
 
 fdm_status fdm_describe(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options, fdm_problem *problem) {

@@ -39,6 +39,33 @@ struct sink_view {
     int64_t part, head;
 };
 
+/* Indices: element (row, column), of `bytes` 4 or 8, strides in elements. */
+struct index_view {
+    const char *data; /* NULL when absent */
+    int64_t row, column;
+    int32_t bytes;
+};
+
+/* Tables of cosines and sines: element (position, pair). */
+struct rotary_view {
+    const char *cosines, *sines;
+    int64_t cosine_row, sine_row, num_rows;
+    fdm_dtype dtype;
+    int32_t dim, interleaved; /* 0: nothing turns */
+    struct index_view start;
+    struct index_view positions; /* of each new key and query row; absent in a call of attention */
+};
+
+/* The KV cache of a call, whose k and v views have pages as batches. */
+struct cache_view {
+    struct index_view table, page_start, cache_row; /* table absent: a page is a row of the cache */
+    struct index_view lengths, first_key, cu_seqlens_new;
+    struct matrix_view k_new, v_new; /* as q; data NULL where nothing is appended */
+    int64_t page_rows, seqlen_new;   /* of a page; of each sequence's new keys, where they are not packed */
+    int64_t num_lists;               /* of page_start, so that it has an end for each where there is one more */
+    struct rotary_view rotary;
+};
+
 struct attention {
     const fdm_problem *problem;
     struct matrix_view q, k, v, out, dout, dq, dk, dv;
@@ -46,16 +73,34 @@ struct attention {
     struct interval_view intervals;
     struct sink_view sink, dsink;
     struct row_view lse, lse_low, dlse;
-    const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense */
+    const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense; cu_seqlens_k beside a cache, too */
+    struct index_view seqused_q, seqused_k;
+    struct cache_view cache; /* where the problem has one */
 };
 
-/* Sequence b of a call: its lengths, and where its rows start in the packed tensors (0 when dense). */
+/* Sequence b of a call: its lengths, and where its rows start in the packed tensors (0 when dense). Beside a cache: how
+ * many of its keys lie there, where its new ones start, and the first key that is visible. */
 struct sequence {
     int64_t seqlen_q, seqlen_k, q_begin, k_begin;
+    int64_t first_key, cached_keys, new_begin;
 };
 struct sequence attention_sequence(const struct attention *attention, int64_t b);
 
-/* On the CPU: rows of packed tensors that belong to no sequence get out 0, lse +inf and gradients of 0. */
+/* Key j of a sequence and those after it, `count` in all, lie at rows row, row + 1, .. of `batch` in *k and *v. */
+struct key_place {
+    const struct matrix_view *k, *v;
+    int64_t batch, row, count;
+};
+struct key_place cache_key_place(const struct attention *attention, const struct sequence *sequence, int64_t b,
+                                 int64_t j);
+static inline struct key_place attention_key_place(const struct attention *a, const struct sequence *sequence,
+                                                   int64_t b, int64_t j) {
+    if (a->problem->has_cache)
+        return cache_key_place(a, sequence, b, j);
+    return (struct key_place){&a->k, &a->v, b, sequence->k_begin + j, sequence->seqlen_k - j};
+}
+
+/* On the CPU: rows that belong to no sequence get out 0, lse +inf and gradients of 0. */
 void attention_clear_rest(const struct attention *attention);
 
 /* Checks tensors and options (NULL: the defaults) against each other, fills problem and, unless NULL, attention (whose

@@ -29,6 +29,7 @@ enum field_rule {
     SAME_SHAPES,
     SAME_SCORES,
     SAME_OUTPUTS,
+    SAME_CACHE,
     OF_PLAN, /* an option: the tensors do not say it */
     NUM_FIELD_RULES
 };
@@ -76,6 +77,18 @@ enum field_rule {
     X(sink_dtype, FIELD_DTYPE, FDM_FLOAT32, SAME_SCORES)   \
     X(needs_dsink, FIELD_INT32, 0, SAME_OUTPUTS)           \
     O(lse_without_sink, FIELD_INT32, 0, OF_PLAN)           \
+    X(has_seqused_q, FIELD_INT32, 0, SAME_SHAPES)          \
+    X(has_seqused_k, FIELD_INT32, 0, SAME_SHAPES)          \
+    X(has_cache, FIELD_INT32, 0, SAME_CACHE)               \
+    X(page_size, FIELD_INT32, 0, SAME_CACHE)               \
+    X(num_pages, FIELD_INT32, 0, SAME_CACHE)               \
+    X(max_pages, FIELD_INT32, 0, SAME_CACHE)               \
+    X(ragged_pages, FIELD_INT32, 0, SAME_CACHE)            \
+    X(has_first_key, FIELD_INT32, 0, SAME_CACHE)           \
+    X(has_cache_row, FIELD_INT32, 0, SAME_CACHE)           \
+    X(new_rows, FIELD_INT64, 0, SAME_CACHE)                \
+    X(rotary_dim, FIELD_INT32, 0, SAME_CACHE)              \
+    X(rotary_interleaved, FIELD_INT32, 0, SAME_CACHE)      \
     X(aligned, FIELD_INT32, 1, FACT_ALIGNED)               \
     X(scores_aligned, FIELD_INT32, 1, FACT_SCORES_ALIGNED) \
     X(q_mappable, FIELD_INT32, 1, FACT_Q_MAPPABLE)         \

@@ -13,6 +13,7 @@ static const struct {
     [FDM_FLOAT32] = {"float32", "fp32", {2, 32, 1}},   [FDM_FLOAT16] = {"float16", "fp16", {2, 16, 1}},
     [FDM_BFLOAT16] = {"bfloat16", "bf16", {4, 16, 1}}, [FDM_FLOAT64] = {"float64", "fp64", {2, 64, 1}},
     [FDM_BOOL] = {"bool", "uint8", {6, 8, 1}},         [FDM_INT32] = {"int32", "i32", {0, 32, 1}},
+    [FDM_INT64] = {"int64", "i64", {0, 64, 1}},
 };
 enum { NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
@@ -176,7 +177,7 @@ fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim
     if (dtype == FDM_NO_DTYPE) {
         char text[64];
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "%s is %s; the library takes float32, float16, bfloat16, float64, bool and int32", name,
+                         "%s is %s; the library takes float32, float16, bfloat16, float64, bool, int32 and int64", name,
                          foreign_dtype_text(text, sizeof text, tensor->dtype));
     }
     fdm_status status = check_axes(tensor, name);

@@ -32,7 +32,7 @@ int tensor_mappable(const fdm_tensor *tensor);
 int tensors_overlap(const fdm_tensor *a, const fdm_tensor *b);
 /* Whether they are the same elements in the same order, whatever axes of extent 1 lie between. */
 int tensors_same(const fdm_tensor *a, const fdm_tensor *b);
-/* A tensor of a call, which has at most 32; NULL where it is absent. */
+/* A tensor of a call, which has at most 40; NULL where it is absent. */
 struct named_tensor {
     const char *name;
     const fdm_tensor *tensor;

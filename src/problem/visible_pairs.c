@@ -60,7 +60,7 @@ static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
     struct sequence s = attention_sequence(a, b);
     struct row_range ranges[BLOCK_KEYS];
     int64_t pairs = 0;
-    for (int64_t j = 0; j < s.seqlen_k; j += BLOCK_KEYS) {
+    for (int64_t j = s.first_key; j < s.seqlen_k; j += BLOCK_KEYS) {
         int64_t count = s.seqlen_k - j < BLOCK_KEYS ? s.seqlen_k - j : BLOCK_KEYS;
         for (int64_t n = 0; n < count; n++) {
             ranges[n] = rows_of_key(a->problem, &s, j + n);

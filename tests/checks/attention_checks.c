@@ -32,7 +32,7 @@ static int deterministic(struct trial *t, struct tally *k) {
 static int accepts(struct trial *t, struct tally *k, int threads) {
     static struct device_copy copy;
     fdm_plan plan = {.struct_bytes = sizeof plan};
-    fdm_tensors tensors = trial_tensors(t, k->pass);
+    fdm_tensors tensors = trial_call(t, k->pass);
     if (sums_in_float16(k->name) && !t->mild)
         return 0;
     if (is_on_device(tally_family(k))) {
@@ -85,6 +85,8 @@ static int try_seed(const struct options *o, uint64_t seed, struct tally *kernel
     int taken[KERNELS_MAX] = {0}, any = 0, backward = 0, wanted = count == 0;
     struct trial trial;
     trial_draw(&trial, seed, o->ways);
+    if (o->subject->run == serving_checks)
+        trial_serve(&trial);
     for (int32_t i = 0; i < count; i++) {
         if (has_enough(&kernels[i], o))
             continue;
@@ -154,3 +156,5 @@ int attention_checks(const struct options *o) {
     }
     return wrong > 0 || accepted == 0;
 }
+
+int serving_checks(const struct options *o) { return attention_checks(o); }

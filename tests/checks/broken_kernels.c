@@ -220,58 +220,161 @@ static void list_wraps(struct trial *t, fdm_pass pass) {
     k->tensor.data = copy.data;
 }
 
+/* ---- of a call on a cache ---- */
+
+/* Each sequence that has room gets a key more, which nobody wrote. */
+static void length_off_by_one(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    for (int64_t b = 0; t->g[CACHE_K].map && b < t->batch; b++) {
+        const double length = guarded_get(&t->g[LENGTHS], b);
+        if (length >= 0)
+            guarded_set(&t->g[LENGTHS], b, length + 1);
+    }
+}
+
+/* The page of a sequence is looked up one column too far. */
+static void column_off_by_one(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    struct guarded *table = &t->g[TABLE];
+    const int32_t last = table->map ? table->tensor.ndim - 1 : 0;
+    if (!table->map || table->shape[last] < 2)
+        return;
+    table->shape[last]--;
+    table->tensor.data = (char *)table->tensor.data + table->strides[last] * fdm_dtype_bytes(fdm_dtype_of(&table->tensor));
+}
+
+/* The last page of each row of a table is that of the row before it: what a table that was not renewed does. */
+static void stale_page(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    struct guarded *table = &t->g[TABLE];
+    if (!table->map || guarded_elements(table) < 2)
+        return;
+    struct guarded copy = copy_of(table);
+    for (int64_t n = 1; n < guarded_elements(table); n++)
+        if (guarded_get(table, n) >= 0 && guarded_get(table, n) < (double)t->g[CACHE_K].shape[0])
+            guarded_set(&copy, n, guarded_get(table, n - 1));
+    table->tensor.data = copy.data;
+}
+
+/* Attention is to the keys that there were before the new ones. */
+static void length_before_appending(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[K_NEW].map = t->g[V_NEW].map = t->g[CU_NEW].map = NULL;
+}
+
+static void one_dim_too_many(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    if (t->g[COS].map && 2 * (t->g[COS].shape[1] + 1) <= t->head_dim)
+        t->g[COS].shape[1] = t->g[SIN].shape[1] = t->g[COS].shape[1] + 1;
+}
+
+static void other_pairs(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->cache.rotary_interleaved ^= t->g[COS].map != NULL;
+}
+
+static void padding_seen(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[FIRST_KEY].map = NULL;
+}
+
+static void used_rows_ignored(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[USED_Q].map = NULL;
+}
+
+static void used_keys_ignored(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[USED_K].map = NULL;
+}
+
+/* A byte of the cache that holds no new key. */
+static void cache_overwritten(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    if (t->g[CACHE_V].map && guarded_elements(&t->g[CACHE_V]) > 0)
+        t->g[CACHE_V].data[0] ^= 1;
+}
+
+/* The call writes into other memory than the cache. */
+static void new_keys_not_written(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    struct guarded *k = &t->g[CACHE_K];
+    if (k->map && t->g[K_NEW].map) {
+        const struct guarded copy = copy_of(k);
+        k->tensor.data = copy.data;
+    }
+}
+
 static const struct fault {
     const char *name;
     tamper_function *before, *after;
     fdm_pass pass;
+    int serves; /* 1: of seqused, or of a cache */
 } faults[] = {
-    {"causal off by one", causal_off_by_one, NULL, FDM_FORWARD},
-    {"causal off by one, backward", causal_off_by_one, NULL, FDM_BACKWARD},
-    {"window off by one", window_off_by_one, NULL, FDM_FORWARD},
-    {"scale rounded to bfloat16", scale_in_bfloat16, NULL, FDM_FORWARD},
-    {"softcap ignored", softcap_ignored, NULL, FDM_FORWARD},
-    {"bias ignored", no_bias, NULL, FDM_FORWARD},
-    {"mask ignored", no_mask, NULL, FDM_BACKWARD},
-    {"key rows shifted", key_rows_shifted, NULL, FDM_FORWARD},
-    {"wrong head of a group", wrong_gqa_head, NULL, FDM_FORWARD},
-    {"element not written", NULL, row_not_written, FDM_FORWARD},
-    {"element not written, backward", NULL, row_not_written, FDM_BACKWARD},
-    {"one element off", NULL, element_off, FDM_FORWARD},
-    {"one row not rescaled", NULL, head_not_rescaled, FDM_FORWARD},
-    {"write one past", NULL, write_one_past, FDM_FORWARD},
-    {"write one before", NULL, write_one_before, FDM_BACKWARD},
-    {"input overwritten", NULL, input_overwritten, FDM_FORWARD},
-    {"lse in base two", NULL, lse_in_base_two, FDM_FORWARD},
-    {"lse of an empty row", NULL, empty_row_lse, FDM_FORWARD},
-    {"a row of NaN taken for empty", NULL, nan_row_lse, FDM_FORWARD},
-    {"a row of no sequence left", NULL, row_of_no_sequence_left, FDM_FORWARD},
-    {"a hidden NaN counts", NULL, hidden_nan_counts, FDM_FORWARD},
-    {"a hidden NaN counts, backward", NULL, hidden_nan_counts, FDM_BACKWARD},
-    {"dk not scaled", NULL, dk_not_scaled, FDM_BACKWARD},
-    {"dlse ignored", dlse_ignored, NULL, FDM_BACKWARD},
-    {"lse_low ignored", lse_low_ignored, NULL, FDM_BACKWARD},
-    {"dbias not reduced", NULL, dbias_not_reduced, FDM_BACKWARD},
-    {"last row of a tile ignored", last_row_of_a_tile_ignored, NULL, FDM_FORWARD},
-    {"list of keys wraps", list_wraps, NULL, FDM_FORWARD},
-    {"stale tile", NULL, stale_tile, FDM_FORWARD},
-    {"stale tile, backward", NULL, stale_tile, FDM_BACKWARD},
+    {"causal off by one", causal_off_by_one, NULL, FDM_FORWARD, 0},
+    {"causal off by one, backward", causal_off_by_one, NULL, FDM_BACKWARD, 0},
+    {"window off by one", window_off_by_one, NULL, FDM_FORWARD, 0},
+    {"scale rounded to bfloat16", scale_in_bfloat16, NULL, FDM_FORWARD, 0},
+    {"softcap ignored", softcap_ignored, NULL, FDM_FORWARD, 0},
+    {"bias ignored", no_bias, NULL, FDM_FORWARD, 0},
+    {"mask ignored", no_mask, NULL, FDM_BACKWARD, 0},
+    {"key rows shifted", key_rows_shifted, NULL, FDM_FORWARD, 0},
+    {"wrong head of a group", wrong_gqa_head, NULL, FDM_FORWARD, 0},
+    {"element not written", NULL, row_not_written, FDM_FORWARD, 0},
+    {"element not written, backward", NULL, row_not_written, FDM_BACKWARD, 0},
+    {"one element off", NULL, element_off, FDM_FORWARD, 0},
+    {"one row not rescaled", NULL, head_not_rescaled, FDM_FORWARD, 0},
+    {"write one past", NULL, write_one_past, FDM_FORWARD, 0},
+    {"write one before", NULL, write_one_before, FDM_BACKWARD, 0},
+    {"input overwritten", NULL, input_overwritten, FDM_FORWARD, 0},
+    {"lse in base two", NULL, lse_in_base_two, FDM_FORWARD, 0},
+    {"lse of an empty row", NULL, empty_row_lse, FDM_FORWARD, 0},
+    {"a row of NaN taken for empty", NULL, nan_row_lse, FDM_FORWARD, 0},
+    {"a row of no sequence left", NULL, row_of_no_sequence_left, FDM_FORWARD, 0},
+    {"a hidden NaN counts", NULL, hidden_nan_counts, FDM_FORWARD, 0},
+    {"a hidden NaN counts, backward", NULL, hidden_nan_counts, FDM_BACKWARD, 0},
+    {"dk not scaled", NULL, dk_not_scaled, FDM_BACKWARD, 0},
+    {"dlse ignored", dlse_ignored, NULL, FDM_BACKWARD, 0},
+    {"lse_low ignored", lse_low_ignored, NULL, FDM_BACKWARD, 0},
+    {"dbias not reduced", NULL, dbias_not_reduced, FDM_BACKWARD, 0},
+    {"last row of a tile ignored", last_row_of_a_tile_ignored, NULL, FDM_FORWARD, 0},
+    {"list of keys wraps", list_wraps, NULL, FDM_FORWARD, 0},
+    {"stale tile", NULL, stale_tile, FDM_FORWARD, 0},
+    {"stale tile, backward", NULL, stale_tile, FDM_BACKWARD, 0},
+    {"length off by one", length_off_by_one, NULL, FDM_FORWARD, 1},
+    {"table column off by one", column_off_by_one, NULL, FDM_FORWARD, 1},
+    {"stale page", stale_page, NULL, FDM_FORWARD, 1},
+    {"length before appending", length_before_appending, NULL, FDM_FORWARD, 1},
+    {"one dim too many turned", one_dim_too_many, NULL, FDM_FORWARD, 1},
+    {"other pairs turned", other_pairs, NULL, FDM_FORWARD, 1},
+    {"left padding seen", padding_seen, NULL, FDM_FORWARD, 1},
+    {"seqused_q ignored", used_rows_ignored, NULL, FDM_FORWARD, 1},
+    {"seqused_k ignored", used_keys_ignored, NULL, FDM_FORWARD, 1},
+    {"seqused_q ignored, backward", used_rows_ignored, NULL, FDM_BACKWARD, 1},
+    {"seqused_k ignored, backward", used_keys_ignored, NULL, FDM_BACKWARD, 1},
+    {"cache overwritten", NULL, cache_overwritten, FDM_FORWARD, 1},
+    {"new keys not written", new_keys_not_written, NULL, FDM_FORWARD, 1},
 };
 
-static void prepare(struct trial *t, uint64_t seed, fdm_pass pass) {
+static void prepare(struct trial *t, uint64_t seed, const struct fault *fault) {
+    const fdm_pass pass = fault->pass;
     trial_draw(t, seed, (struct ways){0});
+    if (fault->serves)
+        trial_serve(t);
     trial_truth(t, 1);
     if (pass == FDM_BACKWARD)
         trial_set_forward_results(t);
 }
 
 /* Whether a child that runs the kernel on this seed ends as failed. */
-static int fails(uint64_t seed, fdm_pass pass, tamper_function *before, tamper_function *after) {
+static int fails(uint64_t seed, const struct fault *fault, int sound) {
     pid_t child = fork();
     if (child == 0) {
         struct trial trial;
         checks_quiet = 1;
-        prepare(&trial, seed, pass);
-        _exit(trial_run(&trial, pass, NULL, "cpu", 1, before, after) == 0);
+        prepare(&trial, seed, fault);
+        _exit(trial_run(&trial, fault->pass, NULL, "cpu", 1, sound ? NULL : fault->before,
+                        sound ? NULL : fault->after) == 0);
     }
     int status = 0;
     waitpid(child, &status, 0);
@@ -280,7 +383,7 @@ static int fails(uint64_t seed, fdm_pass pass, tamper_function *before, tamper_f
 
 /* A seed on which the sound kernel fails too says nothing. */
 static int caught(const struct fault *fault, uint64_t seed) {
-    return fails(seed, fault->pass, fault->before, fault->after) && !fails(seed, fault->pass, NULL, NULL);
+    return fails(seed, fault, 0) && !fails(seed, fault, 1);
 }
 
 int broken_checks(const struct options *o) {

@@ -20,6 +20,22 @@
     X(CU_Q, "cu_seqlens_q")    \
     X(CU_K, "cu_seqlens_k")    \
     X(SINK, "sink")            \
+    X(USED_Q, "seqused_q")     \
+    X(USED_K, "seqused_k")     \
+    X(Q_GIVEN, "q")            \
+    X(CACHE_K, "cache of k")   \
+    X(CACHE_V, "cache of v")   \
+    X(TABLE, "block_table")    \
+    X(PAGE_START, "page_start") \
+    X(CACHE_ROW, "cache_row")  \
+    X(LENGTHS, "lengths")      \
+    X(FIRST_KEY, "first_key")  \
+    X(K_NEW, "k_new")          \
+    X(V_NEW, "v_new")          \
+    X(CU_NEW, "cu_seqlens_new") \
+    X(COS, "rotary_cos")       \
+    X(SIN, "rotary_sin")       \
+    X(ROTARY_START, "rotary_start") \
     X(OUT, "out")              \
     X(LSE, "lse")              \
     X(LSE_LOW, "lse_low")      \
@@ -84,8 +100,10 @@ struct trial {
     double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
                                    * the row's largest weight, 0 where it sees no key */
     struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
+    struct serving *serving; /* serving.c: the call has a cache; NULL: it has none */
+    fdm_cache cache;
     char forms[3][56];                   /* of mask, bias and intervals, where they have one (structure.h) */
-    char text[512];                      /* the problem in one line */
+    char text[640];                      /* the problem in one line */
 };
 
 /* named_cases.c: a problem of a list, and the kernel and the way (fdm_plan_variant) to run it. */
@@ -114,6 +132,17 @@ void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);
 /* The number-th of the named cases. */
 void trial_of_case(struct trial *trial, const struct named_case *named, uint64_t number);
 void trial_free(struct trial *trial);
+
+/* serving.c: draws lengths and a cache for a drawn problem; 0: it has neither. The cache is filled when the truth is
+ * there, and what the call is to append erased behind guarded_save(), so that the saved bytes are what must be there
+ * afterwards. */
+int trial_serve(struct trial *trial);
+void trial_serve_fill(struct trial *trial);
+void trial_serve_erase(struct trial *trial);
+void trial_serve_free(struct trial *trial);
+int64_t trial_serve_bound(const struct trial *trial); /* max_seqlen_k of the call */
+/* The tensors of the call that is checked: trial_tensors(), or those of the cache. */
+fdm_tensors trial_call(struct trial *trial, fdm_pass pass);
 
 /* arena.c */
 void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
@@ -163,6 +192,7 @@ int trial_may_be_nan(const struct trial *trial, enum role role, int64_t n);
 struct device_copy {
     fdm_tensor tensors[NUM_ROLES]; /* the trial's, with addresses on the device */
     size_t offsets[NUM_ROLES];     /* of the data in the block */
+    fdm_cache cache;
     size_t bytes;                  /* without workspace */
 };
 /* Lays the trial's tensors out; 0 when there is no memory, with a message unless they are far. */

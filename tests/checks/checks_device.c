@@ -59,11 +59,30 @@ int device_layout(const struct trial *t, struct device_copy *copy) {
 /* The same roles that the host's struct has. */
 fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *h) {
     fdm_tensor *d = copy->tensors;
+    if (h->cache) {
+        const fdm_cache *c = h->cache;
+#define IN_CACHE(member, role) copy->cache.member = c->member ? &d[role] : NULL
+        copy->cache = *c;
+        IN_CACHE(block_table, TABLE);
+        IN_CACHE(page_start, PAGE_START);
+        IN_CACHE(cache_row, CACHE_ROW);
+        IN_CACHE(lengths, LENGTHS);
+        IN_CACHE(first_key, FIRST_KEY);
+        IN_CACHE(k_new, K_NEW);
+        IN_CACHE(v_new, V_NEW);
+        IN_CACHE(cu_seqlens_new, CU_NEW);
+        IN_CACHE(rotary_cos, COS);
+        IN_CACHE(rotary_sin, SIN);
+        IN_CACHE(rotary_start, ROTARY_START);
+#undef IN_CACHE
+    }
+    const enum role q = h->cache && copy->cache.rotary_cos ? Q_GIVEN : Q;
+    const enum role used_k = h->cache ? LENGTHS : USED_K;
 #define ON_DEVICE(member, role) .member = h->member ? &d[role] : NULL
     return (fdm_tensors){sizeof(fdm_tensors),
-                         ON_DEVICE(q, Q),
-                         ON_DEVICE(k, K),
-                         ON_DEVICE(v, V),
+                         ON_DEVICE(q, q),
+                         ON_DEVICE(k, h->cache ? CACHE_K : K),
+                         ON_DEVICE(v, h->cache ? CACHE_V : V),
                          ON_DEVICE(mask, MASK),
                          ON_DEVICE(bias, BIAS),
                          ON_DEVICE(interval_start, START),
@@ -80,7 +99,10 @@ fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *h) {
                          ON_DEVICE(dbias, DBIAS),
                          ON_DEVICE(lse_low, LSE_LOW),
                          ON_DEVICE(sink, SINK),
-                         ON_DEVICE(dsink, DSINK)};
+                         ON_DEVICE(dsink, DSINK),
+                         ON_DEVICE(seqused_q, USED_Q),
+                         ON_DEVICE(seqused_k, used_k),
+                         .cache = h->cache ? &copy->cache : NULL};
 #undef ON_DEVICE
 }
 

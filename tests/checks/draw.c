@@ -591,6 +591,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
 }
 
 void trial_free(struct trial *t) {
+    trial_serve_free(t);
     trial_free_truth(t);
     for (int i = 0; i < NUM_ROLES; i++) {
         guarded_free(&t->g[i]);

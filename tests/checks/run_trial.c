@@ -50,10 +50,14 @@ fdm_status trial_plan(struct trial *t, fdm_pass pass, const fdm_tensors *tensors
     options.kernel = kernel;
     options.family = family;
     options.num_threads = threads;
-    if (t->varlen && is_on_device(family)) { /* cu_seqlens are out of reach there */
+    if (tensors->cache)
+        options.max_seqlen_k = trial_serve_bound(t);
+    else if (t->varlen && is_on_device(family)) { /* cu_seqlens are out of reach there */
         options.max_seqlen_q = t->seqlen_q;
         options.max_seqlen_k = t->seqlen_k;
     }
+    if (t->varlen && tensors->cache && is_on_device(family))
+        options.max_seqlen_q = t->seqlen_q;
     fdm_status status = fdm_device_query(is_on_device(family) ? FDM_CUDA : FDM_CPU, 0, &device);
     if (!status)
         status = fdm_describe(pass, tensors, &options, &problem);
@@ -118,9 +122,11 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
         int is_output = pass == FDM_FORWARD ? i >= OUT && i <= LSE_LOW : i >= DQ;
         is_output ? guarded_poison(&t->g[i]) : guarded_save(&t->g[i]);
     }
+    if (pass == FDM_FORWARD)
+        trial_serve_erase(t);
     if (before)
         before(t, pass);
-    fdm_tensors tensors = trial_tensors(t, pass);
+    fdm_tensors tensors = trial_call(t, pass);
     fdm_status status;
     if (is_on_device(family)) {
         static struct device_copy copy;
@@ -186,6 +192,7 @@ void trial_truth(struct trial *t, int backward) {
         trial_baseline(t, backward);
     }
     trial_spoil_hidden(t);
+    trial_serve_fill(t);
     spoil_empty_rows(t, DLSE, 1);
     spoil_empty_rows(t, DOUT, t->head_dim_v);
 }

@@ -58,6 +58,21 @@ static void spoil_rest(struct trial *t, enum role role, enum role offsets, int64
                 spoil_row(t, role, 0, row, h, something_bad(t));
 }
 
+/* Rows of a sequence that seqused does not count. */
+static void spoil_unused(struct trial *t, const struct attention *a, enum role role, int of_keys) {
+    const struct guarded *cu = &t->g[of_keys ? CU_K : CU_Q];
+    for (int64_t b = 0; b < t->batch && t->g[role].map && !is_shared(&t->g[role]); b++) {
+        const struct sequence s = attention_sequence(a, b);
+        const int64_t begin = of_keys ? s.k_begin : s.q_begin, used = of_keys ? s.seqlen_k : s.seqlen_q;
+        const int64_t all = t->varlen ? (int64_t)(guarded_get(cu, b + 1) - guarded_get(cu, b))
+                            : of_keys ? t->seqlen_k
+                                      : t->seqlen_q;
+        for (int64_t i = used; i < all; i++)
+            for (int64_t h = 0; h < t->g[role].shape[t->g[role].tensor.ndim - 2]; h++)
+                spoil_row(t, role, b, begin + i, h, something_bad(t));
+    }
+}
+
 void trial_spoil_hidden(struct trial *t) {
     fdm_problem problem;
     struct attention attention;
@@ -69,6 +84,12 @@ void trial_spoil_hidden(struct trial *t) {
         spoil_rest(t, DOUT, CU_Q, t->total_q);
         spoil_rest(t, K, CU_K, t->total_k);
         spoil_rest(t, V, CU_K, t->total_k);
+    }
+    if (t->g[USED_Q].map || t->g[USED_K].map) {
+        spoil_unused(t, &attention, Q, 0);
+        spoil_unused(t, &attention, DOUT, 0);
+        spoil_unused(t, &attention, K, 1);
+        spoil_unused(t, &attention, V, 1);
     }
     for (int64_t b = 0; b < t->batch; b++)
         for (int64_t h = 0; h < t->heads_kv; h++) {

@@ -27,7 +27,9 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
                      .out = &g[OUT].tensor,
                      .lse = &g[LSE].tensor,
                      .lse_low = present(&g[LSE_LOW]),
-                     .sink = present(&g[SINK])};
+                     .sink = present(&g[SINK]),
+                     .seqused_q = present(&g[USED_Q]),
+                     .seqused_k = present(&g[USED_K])};
     if (pass == FDM_BACKWARD) {
         s.dout = &g[DOUT].tensor;
         s.dlse = present(&g[DLSE]);
@@ -45,7 +47,7 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
 static void widen(struct guarded *wide, const struct guarded *g) {
     int32_t ndim = g->tensor.ndim;
     fdm_dtype dtype = fdm_dtype_of(&g->tensor);
-    int is_float = dtype != FDM_BOOL && dtype != FDM_INT32;
+    int is_float = dtype != FDM_BOOL && dtype != FDM_INT32 && dtype != FDM_INT64;
     *wide = *g;
     wide->tensor.shape = wide->shape;
     wide->tensor.strides = wide->strides;

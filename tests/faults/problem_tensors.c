@@ -150,7 +150,13 @@ const struct problem_field problem_fields[] = {
     FIELD(keys_mappable, FIELD_FACT),        FIELD(scores_mappable, FIELD_FACT),
     FIELD(has_sink, FIELD_OF_TENSORS),       FIELD(needs_dsink, FIELD_OF_TENSORS),
     FIELD(sink_dtype, FIELD_OF_TENSORS),     FIELD(num_sinks, FIELD_OF_TENSORS),
-    FIELD(lse_without_sink, FIELD_OF_PLAN),  FIELD(reserved, FIELD_OF_TENSORS),
+    FIELD(lse_without_sink, FIELD_OF_PLAN),  FIELD(has_seqused_q, FIELD_OF_TENSORS),
+    FIELD(has_seqused_k, FIELD_OF_TENSORS),  FIELD(new_rows, FIELD_OF_TENSORS),
+    FIELD(has_cache, FIELD_OF_TENSORS),      FIELD(page_size, FIELD_OF_TENSORS),
+    FIELD(num_pages, FIELD_OF_TENSORS),      FIELD(max_pages, FIELD_OF_TENSORS),
+    FIELD(ragged_pages, FIELD_OF_TENSORS),   FIELD(has_first_key, FIELD_OF_TENSORS),
+    FIELD(has_cache_row, FIELD_OF_TENSORS),  FIELD(rotary_dim, FIELD_OF_TENSORS),
+    FIELD(rotary_interleaved, FIELD_OF_TENSORS), FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];
 

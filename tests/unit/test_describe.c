@@ -32,7 +32,7 @@ static void key_range_matches_definition(void **state) {
                 for (size_t r = 0; r < 6; r++)
                     for (int causal = 0; causal < 2; causal++) {
                         fdm_problem p = {.causal = causal, .window_left = sides[l], .window_right = sides[r]};
-                        struct sequence s = {sq, sk, 0, 0};
+                        struct sequence s = {.seqlen_q = sq, .seqlen_k = sk};
                         for (int64_t i = 0; i < sq; i++) {
                             struct key_range range = problem_key_range(&p, &s, i);
                             for (int64_t j = 0; j < sk; j++)

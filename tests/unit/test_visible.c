@@ -178,7 +178,7 @@ static void test_key_ranges(void **unused) {
         p.window_left = sides[n / 2 % SIDES];
         p.window_right = sides[n / 2 / SIDES % SIDES];
         const int64_t lengths = n / 2 / SIDES / SIDES;
-        const struct sequence s = {1 + lengths % LONGEST, 1 + lengths / LONGEST, 0, 0};
+        const struct sequence s = {.seqlen_q = 1 + lengths % LONGEST, .seqlen_k = 1 + lengths / LONGEST};
         for (int64_t i = 0; i < s.seqlen_q; i++) {
             const struct key_range range = problem_key_range(&p, &s, i);
             const int64_t row = i + s.seqlen_k - s.seqlen_q;

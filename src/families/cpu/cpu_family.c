@@ -2,13 +2,16 @@
 #include "families/cpu/cpu_family.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "device/isa.h"
+#include "device/threads.h"
 #include "families/cpu/visible.h"
 #include "families/families.h"
+#include "problem/cache.h"
 
 /* One algorithm: a kernel for each instruction set, in the order of enum cpu_isa; the last, for AMX alone. */
 struct algorithm {
@@ -130,6 +133,14 @@ static void choice_code(char *code, size_t size, const struct algorithm *a, enum
     snprintf(code, size, "CPU_%s_%s%dx%d", upper, a->tag, block_m, block_n);
 }
 
+/* Of the algorithm, and behind it of what a cache needs. */
+static int64_t own_workspace(const struct algorithm *a, const fdm_problem *p, const fdm_plan *plan) {
+    return (a->workspace(p, plan) + 63) / 64 * 64;
+}
+static int64_t whole_workspace(const struct algorithm *a, const fdm_problem *p, const fdm_plan *plan) {
+    return p->has_cache ? own_workspace(a, p, plan) + cache_workspace(p) : a->workspace(p, plan);
+}
+
 static void fill(const struct plan_request *request, int32_t index, int32_t block_m, fdm_plan *plan) {
     const struct algorithm *a = algorithm_of(index);
     const enum cpu_isa isa = isa_of(index);
@@ -139,7 +150,7 @@ static void fill(const struct plan_request *request, int32_t index, int32_t bloc
     plan->kernel_index = index;
     snprintf(plan->kernel, sizeof plan->kernel, "%s", infos[index].name);
     choice_code(plan->choice, sizeof plan->choice, a, isa, plan->block_m, plan->block_n);
-    plan->workspace_bytes = a->workspace(request->problem, plan);
+    plan->workspace_bytes = whole_workspace(a, request->problem, plan);
 }
 
 /* A forced kernel: a kernel's name, or a choice code with any of the block sizes there are. */
@@ -238,6 +249,23 @@ static int has_blocks(const struct algorithm *a, enum cpu_isa isa, const fdm_pro
     return plan->block_m == block_m && plan->block_n == block_n;
 }
 
+/* New keys into the cache and rotary embeddings, before the pass. */
+struct cached_call {
+    const struct attention *given;
+    struct attention turned;
+    int64_t num_items;
+    atomic_llong next_item;
+};
+
+static void run_cached(void *argument, int32_t index) {
+    struct cached_call *call = argument;
+    (void)index;
+    for (int64_t item; (item = atomic_fetch_add(&call->next_item, 1)) < call->num_items;)
+        cache_run_item(call->given, &call->turned, item);
+}
+
+static int64_t lower_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* A plan may come from a file: what it says must be something choose() could have said. */
 static fdm_status execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                           void *workspace, const fdm_launch *launch) {
@@ -246,10 +274,18 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     const enum cpu_isa isa = cpu_plan_isa(plan);
     const fdm_problem *p = attention->problem;
     if (plan->num_threads < 1 || problem_refusal(p) || refusal(a, isa, p) || !has_blocks(a, isa, p, plan) ||
-        a->workspace(p, plan) > plan->workspace_bytes)
+        whole_workspace(a, p, plan) > plan->workspace_bytes)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the plan's block sizes, threads or workspace are not its kernel's");
-    return a->execute(plan, attention, workspace, launch);
+    if (!p->has_cache)
+        return a->execute(plan, attention, workspace, launch);
+    struct cached_call call = {.given = attention, .turned = *attention};
+    call.num_items = cache_begin(&call.turned, (char *)workspace + own_workspace(a, p, plan));
+    atomic_init(&call.next_item, 0);
+    if (call.num_items > 0)
+        threads_run(launch ? launch->executor : NULL, (int32_t)lower_of(plan->num_threads, call.num_items), run_cached,
+                    &call);
+    return a->execute(plan, &call.turned, workspace, launch);
 }
 
 /* Nothing is made: it says why the kernel does not run here. */

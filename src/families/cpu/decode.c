@@ -14,6 +14,7 @@
 #include "device/threads.h"
 #include "families/cpu/cpu_family.h"
 #include "families/cpu/decode.h"
+#include "families/cpu/key_rows.h"
 
 enum {
     ROWS_MAX = 16,           /* query rows per KV head that this pass takes; above, packing pays */
@@ -228,36 +229,45 @@ static void take_key(struct decode_keys *keys, const struct decode_head *head, i
 
 /* ---- partial results ---- */
 
-/* K and V of the block after the present one. */
+/* K and V of the block after the present one; beside a cache, where the rows of its keys begin. */
 struct read_ahead {
     struct decode_stream k, v;
+    const char *starts[2][DECODE_KEYS + 1];
 };
+
+static void find_key_rows(const struct decode_head *head, const struct decode_keys *keys, int of_values,
+                          const char **rows) {
+    struct key_run run = {.attention = head->job->attention,
+                          .sequence = &head->sequence,
+                          .batch = head->batch,
+                          .kv_head = head->kv_head,
+                          .of_values = of_values};
+    for (int32_t k = 0; k < keys->num_keys; k++)
+        rows[k] = key_address(&run, keys->key[k]);
+}
 
 static void run_steps(const struct decode_head *head, const struct decode_keys *keys, int with_bias, float *partial,
                       const float *q, struct read_ahead *ahead) {
     const struct decode_job *job = head->job;
-    const struct attention *a = job->attention;
     const fdm_problem *p = job->problem;
-    int64_t bytes = fdm_dtype_bytes(p->dtype), k_begin = head->sequence.k_begin;
-    struct read_ahead none = {{0}, {0}};
-    struct decode_step step = {
-        .k = a->k.data + (head->batch * a->k.batch + k_begin * a->k.row + head->kv_head * a->k.head) * bytes,
-        .v = a->v.data + (head->batch * a->v.batch + k_begin * a->v.row + head->kv_head * a->v.head) * bytes,
-        .k_row = a->k.row * bytes,
-        .v_row = a->v.row * bytes,
-        .keys = keys->key,
-        .num_keys = keys->num_keys,
-        .head_dim = (int32_t)p->head_dim,
-        .head_dim_v = (int32_t)p->head_dim_v,
-        .dtype = p->dtype,
-        .scale = (float)p->softmax_scale,
-        .softcap = (float)p->softcap,
-        .acc_row = job->layout.acc_row};
+    const char *k[DECODE_KEYS], *v[DECODE_KEYS];
+    struct decode_stream none[2] = {{0}, {0}};
+    struct decode_step step = {.k = k,
+                               .v = v,
+                               .num_keys = keys->num_keys,
+                               .head_dim = (int32_t)p->head_dim,
+                               .head_dim_v = (int32_t)p->head_dim_v,
+                               .dtype = p->dtype,
+                               .scale = (float)p->softmax_scale,
+                               .softcap = (float)p->softcap,
+                               .acc_row = job->layout.acc_row};
+    find_key_rows(head, keys, 0, k);
+    find_key_rows(head, keys, 1, v);
     for (int32_t first = 0; first < head->num_rows; first += step.num_rows) {
         step.num_rows = step_rows(head->num_rows - first, job->kernels->max_rows);
         step.q = q + first * DECODE_ROW_MAX;
-        step.k_ahead = first == 0 ? &ahead->k : &none.k; /* later rows find K and V in a cache */
-        step.v_ahead = first == 0 ? &ahead->v : &none.v;
+        step.k_ahead = first == 0 ? &ahead->k : &none[0]; /* later rows find K and V in a cache */
+        step.v_ahead = first == 0 ? &ahead->v : &none[1];
         step.bias = with_bias ? keys->bias + first * DECODE_KEYS : NULL;
         step.max = partial + first;
         step.sum = partial + job->layout.rows + first;
@@ -407,29 +417,47 @@ static struct decode_item item_of(const struct decode_job *job, int64_t index) {
     return item;
 }
 
-/* Rows from `key` on of the item's heads; nothing where these do not lie side by side. */
-static struct decode_stream rows_from(const struct decode_item *item, int64_t key, const struct matrix_view *view,
-                                      int64_t depth, int64_t bytes) {
+/* The head that an item begins with, at the rows of the item's keys. */
+static struct key_run run_of(const struct decode_job *job, const struct decode_item *item, int of_values) {
+    return (struct key_run){.attention = job->attention,
+                            .sequence = &item->sequence,
+                            .batch = item->batch,
+                            .kv_head = item->first_head,
+                            .of_values = of_values};
+}
+
+/* Rows of `count` keys from `key` on of the item's heads, in `starts` beside a cache; nothing where heads do not lie
+ * side by side. */
+static struct decode_stream rows_from(const struct decode_job *job, const struct decode_item *item, int64_t key,
+                                      int64_t count, int of_values, const char **starts) {
+    const struct matrix_view *view = of_values ? &job->attention->v : &job->attention->k;
+    const int64_t bytes = fdm_dtype_bytes(job->problem->dtype), heads = item->last_head - item->first_head;
+    const int64_t depth = of_values ? job->problem->head_dim_v : job->problem->head_dim;
     struct decode_stream stream = {0};
-    int64_t heads = item->last_head - item->first_head;
     if (heads > 1 && view->head != depth)
         return stream;
-    int64_t row = item->sequence.k_begin + key;
-    stream.next = view->data + (item->batch * view->batch + row * view->row + item->first_head * view->head) * bytes;
+    struct key_run run = run_of(job, item, of_values);
+    stream.next = key_address(&run, key);
     stream.left = stream.run = heads * depth * bytes;
     stream.skip = view->row * bytes - stream.run;
+    if (job->problem->has_cache) {
+        for (int64_t n = 1; n < count; n++)
+            starts[n - 1] = key_address(&run, key + n);
+        starts[count - 1] = NULL;
+        stream.starts = starts;
+    }
     return stream;
 }
 
-static struct read_ahead ahead_from(const struct decode_job *job, const struct decode_item *item, int64_t key) {
-    const fdm_problem *p = job->problem;
-    struct read_ahead ahead = {{0}, {0}};
-    if (key < item->last_key) {
-        int64_t bytes = fdm_dtype_bytes(p->dtype);
-        ahead.k = rows_from(item, key, &job->attention->k, p->head_dim, bytes);
-        ahead.v = rows_from(item, key, &job->attention->v, p->head_dim_v, bytes);
-    }
-    return ahead;
+/* The block from `key` on of the item. */
+static void read_ahead(const struct decode_job *job, const struct decode_item *item, int64_t key,
+                       struct read_ahead *ahead) {
+    const int64_t count = smaller(job->block_keys, item->last_key - key);
+    ahead->k = ahead->v = (struct decode_stream){0};
+    if (count < 1)
+        return;
+    ahead->k = rows_from(job, item, key, count, 0, ahead->starts[0]);
+    ahead->v = rows_from(job, item, key, count, 1, ahead->starts[1]);
 }
 
 /* Blocks of keys outside, heads inside: see the top. While a block is computed, the next one is read into a cache in
@@ -440,11 +468,14 @@ static void run_blocks(const struct decode_job *job, const struct decode_item *i
     int varied = p->has_mask || p->has_bias || p->has_intervals;
     int64_t block = varied ? VARIED_KEYS : job->block_keys;
     struct decode_head head;
+    struct read_ahead ahead;
+    ahead.k = ahead.v = (struct decode_stream){0};
     for (int64_t j = item->first_key; j < item->last_key; j += block) {
         int64_t next = j + block;
-        struct read_ahead ahead = {{0}, {0}};
-        if (!varied)
-            ahead = next < item->last_key ? ahead_from(job, item, next) : ahead_from(job, after, after->first_key);
+        if (!varied && next < item->last_key)
+            read_ahead(job, item, next, &ahead);
+        else if (!varied)
+            read_ahead(job, after, after->first_key, &ahead);
         for (int64_t h = item->first_head; h < item->last_head; h++) {
             init_head(&head, job, item->batch, h);
             add_block(&head, j, smaller(next, item->last_key), partial_of(job, item->batch, h, item->chunk),

@@ -19,21 +19,20 @@ enum {
     DECODE_ROW_MAX = CPU_HEAD_DIM_MAX + DECODE_LANES_MAX
 };
 
-/* Memory that later steps read, in the order of memory: runs of `run` bytes, `skip` bytes apart. A step asks for as
- * many bytes of it as it reads itself. */
+/* Memory that later steps read, in the order of memory: runs of `run` bytes, `skip` bytes apart or where `starts` says.
+ * A step asks for as many bytes of it as it reads itself. */
 struct decode_stream {
     const char *next; /* NULL = nothing to ask for */
     int64_t left;     /* bytes of the present run */
     int64_t run, skip;
+    const char *const *starts; /* of the runs after the present one, NULL after the last; NULL: `skip` counts */
 };
 
 /* One step of online softmax for some rows and keys of one KV head. Rows: 1, 2, 4 or 8 (at most max_rows of the
  * table); the caller pads with rows of zeros. */
 struct decode_step {
     const float *q;                          /* [num_rows][DECODE_ROW_MAX] in slots, zero where the last one overlaps */
-    const char *k, *v;                       /* row 0; elements of dtype */
-    int64_t k_row, v_row;                    /* bytes from one key to the next */
-    const int32_t *keys;                     /* [num_keys] which keys */
+    const char *const *k, *const *v;         /* [num_keys] rows of the keys; elements of dtype */
     struct decode_stream *k_ahead, *v_ahead; /* advanced by what is asked for */
     const float *bias; /* [num_keys][num_rows] added to the scores, -inf = not visible; NULL = none. Room for
                           DECODE_KEYS * DECODE_ROWS */

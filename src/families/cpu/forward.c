@@ -13,6 +13,7 @@
 #include "device/threads.h"
 #include "families/cpu/cpu_family.h"
 #include "families/cpu/forward_call.h"
+#include "families/cpu/key_rows.h"
 #include "problem/sinks.h"
 
 _Static_assert((int)CPU_BLOCK_LANES_MAX >= (int)CPU_BLOCK_KEYS_MAX, "rows[] holds lanes or keys");
@@ -72,25 +73,28 @@ static void pack_panels(const struct forward_call *call, struct forward_thread *
                                   (int32_t)a->problem->head_dim, a->problem->dtype);
 }
 
-static void key_rows(struct forward_thread *thread, const struct matrix_view *view, int64_t bytes) {
-    const struct lane_block *block = &thread->block;
-    const char *base = matrix_row(view, bytes, block->batch, block->sequence.k_begin, block->kv_head);
+static struct key_run key_run_of(const struct attention *a, const struct lane_block *block, int of_values) {
+    return (struct key_run){
+        .attention = a, .sequence = &block->sequence, .batch = block->batch, .kv_head = block->kv_head, .of_values = of_values};
+}
+
+static void key_rows(const struct attention *a, struct forward_thread *thread, int of_values) {
+    struct key_run run = key_run_of(a, &thread->block, of_values);
     for (int32_t k = 0; k < thread->keys.num_keys; k++)
-        thread->rows[k] = base + thread->keys.key[k] * view->row * bytes;
+        thread->rows[k] = key_address(&run, thread->keys.key[k]);
 }
 
 void forward_pack_keys(const struct forward_call *call, struct forward_thread *thread) {
     const struct cpu_kernels *k = call->kernels;
     const fdm_problem *p = call->attention->problem;
-    const int64_t bytes = fdm_dtype_bytes(p->dtype);
     const int32_t num_keys = thread->keys.num_keys, d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v;
     if (thread->careful)
         key_block_doubt(&thread->keys, &thread->block);
-    key_rows(thread, &call->attention->k, bytes);
+    key_rows(call->attention, thread, 0);
     do
         k->pack_keys(thread->packed_keys, thread->rows, num_keys, d, p->dtype);
     while (key_block_hide(&thread->keys, &thread->block, thread->rows, d));
-    key_rows(thread, &call->attention->v, bytes);
+    key_rows(call->attention, thread, 1);
     do
         (k->values_bytes(1, 1) ? k->pack_values : k->pack_keys)(thread->packed_values, thread->rows, num_keys, dv,
                                                                 p->dtype);
@@ -100,7 +104,6 @@ void forward_pack_keys(const struct forward_call *call, struct forward_thread *t
 /* Asks for a share of the rows that the next block will pack. */
 static inline __attribute__((always_inline)) void
 prefetch_next(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
-    const struct matrix_view *views[2] = {&call->attention->k, &call->attention->v};
     const int64_t depths[2] = {call->attention->problem->head_dim, call->attention->problem->head_dim_v};
     const int64_t bytes = fdm_dtype_bytes(call->attention->problem->dtype);
     const struct key_walk *walk = &thread->walk;
@@ -108,12 +111,14 @@ prefetch_next(const struct forward_call *call, const struct forward_thread *thre
     const int64_t count = walk->last - walk->next < walk->block_keys ? walk->last - walk->next : walk->block_keys;
     const int64_t place = panel * FORWARD_SHARES + share, places = block->num_panels * FORWARD_SHARES;
     const int64_t first = walk->next + count * place / places, last = walk->next + count * (place + 1) / places;
-    for (int i = 0; thread->keys.contiguous && i < 2; i++)
+    for (int i = 0; thread->keys.contiguous && i < 2; i++) {
+        struct key_run run = key_run_of(call->attention, block, i);
         for (int64_t key = first; key < last; key++) {
-            const char *row = matrix_row(views[i], bytes, block->batch, block->sequence.k_begin + key, block->kv_head);
+            const char *row = key_address(&run, key);
             for (int64_t at = 0; at < depths[i] * bytes; at += 64)
                 __builtin_prefetch(row + at, 0, 2);
         }
+    }
 }
 
 /* ---- bias ---- */

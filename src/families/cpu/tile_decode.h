@@ -81,10 +81,10 @@ struct key_rows {
     int32_t last, distance;
 };
 
-INLINE void find_rows(struct key_rows *rows, const struct decode_step *step, const char *base, int64_t stride,
-                      int32_t depth, fdm_dtype dtype) {
+INLINE void find_rows(struct key_rows *rows, const struct decode_step *step, const char *const *given, int32_t depth,
+                      fdm_dtype dtype) {
     for (int32_t key = 0; key < step->num_keys; key++)
-        rows->row[key] = readable_row(&rows->copies[key], base + step->keys[key] * stride, depth, dtype);
+        rows->row[key] = readable_row(&rows->copies[key], given[key], depth, dtype);
     rows->last = step->num_keys - 1;
     for (int key = 0; key < VECTOR_WIDTH; key++)
         rows->row[step->num_keys + key] = rows->row[rows->last];
@@ -92,7 +92,10 @@ INLINE void find_rows(struct key_rows *rows, const struct decode_step *step, con
 }
 
 INLINE void next_run(struct decode_stream *stream) {
-    stream->next += stream->left + stream->skip; /* what is left is 0, or less where runs are no whole lines */
+    if (stream->starts)
+        stream->next = *stream->starts ? *stream->starts++ : NULL;
+    else
+        stream->next += stream->left + stream->skip; /* what is left is 0, or less where runs are no whole lines */
     stream->left = stream->run;
 }
 
@@ -111,6 +114,8 @@ INLINE void ask_stream(struct decode_stream *stream, int count) {
     }
 #pragma GCC unroll 1
     for (int i = 0; i < count; i++) {
+        if (!stream->next)
+            return;
         __builtin_prefetch(stream->next, 0, 2);
         stream->next += CACHE_LINE_BYTES;
         stream->left -= CACHE_LINE_BYTES;
@@ -184,7 +189,7 @@ INLINE vec score_tile(const struct decode_step *step, const struct key_rows *k, 
 INLINE void score_all(const struct decode_step *step, float *s, int rows, fdm_dtype dtype) {
     struct key_rows k;
     struct decode_stream ahead = *step->k_ahead;
-    find_rows(&k, step, step->k, step->k_row, step->head_dim, dtype);
+    find_rows(&k, step, step->k, step->head_dim, dtype);
     for (int32_t key = 0; key < step->num_keys; key += VECTOR_WIDTH / rows) {
         vec score = vec_mul(score_tile(step, &k, &ahead, key, rows, dtype), vec_set(step->scale));
         if (step->softcap > 0)
@@ -296,7 +301,7 @@ INLINE void accumulate_all(const struct decode_step *step, const float *s, const
     const int32_t depth = step->head_dim_v, slots = slots_of(depth), pairs = slots_of_pairs(depth);
     struct key_rows v;
     struct decode_stream ahead = *step->v_ahead;
-    find_rows(&v, step, step->v, step->v_row, depth, dtype);
+    find_rows(&v, step, step->v, depth, dtype);
     int32_t slot = 0;
     for (; slot + most <= pairs; slot += most)
         accumulate_slots(step->acc + slot * VECTOR_WIDTH, step->acc_row, &v, &ahead, s, shrink, slot * VECTOR_WIDTH,

@@ -6,6 +6,7 @@
 #include "base/elements.h"
 #include "base/error.h"
 #include "families/families.h"
+#include "problem/cache.h"
 #include "problem/sinks.h"
 
 /* One sequence and query head of a call. */
@@ -25,9 +26,14 @@ static int64_t kv_head(const struct head *x) { return x->h / (x->problem->heads 
 static int64_t q_row(const struct head *x, const struct matrix_view *view, int64_t i) {
     return row_of(view, x->b, x->sequence.q_begin + i, x->h);
 }
-static int64_t k_row(const struct head *x, const struct matrix_view *view, int64_t j) {
-    return row_of(view, x->b, x->sequence.k_begin + j, kv_head(x));
+/* Where the row of key j begins, in K or in V. */
+static const char *key_row(const struct head *x, int of_values, int64_t j) {
+    const struct key_place place = attention_key_place(x->attention, &x->sequence, x->b, j);
+    const struct matrix_view *view = of_values ? place.v : place.k;
+    return view->data + row_of(view, place.batch, place.row, kv_head(x)) * fdm_dtype_bytes(x->problem->dtype);
 }
+static const char *k_row(const struct head *x, int64_t j) { return key_row(x, 0, j); }
+static const char *v_row(const struct head *x, int64_t j) { return key_row(x, 1, j); }
 static int64_t lse_index(const struct head *x, const struct row_view *view, int64_t i) {
     return x->b * view->batch + x->h * view->head + (x->sequence.q_begin + i) * view->row;
 }
@@ -47,12 +53,12 @@ static double dot_float64(const double *a, const double *b, int64_t length) {
     return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
-static double dot(const struct head *x, const char *a, int64_t a_row, const char *b, int64_t b_row, int64_t length) {
+static double dot(const struct head *x, const char *a, int64_t a_row, const char *b, int64_t length) {
     double sum = 0;
     if (x->problem->dtype == FDM_FLOAT64)
-        return dot_float64((const double *)(const void *)a + a_row, (const double *)(const void *)b + b_row, length);
+        return dot_float64((const double *)(const void *)a + a_row, (const double *)(const void *)b, length);
     for (int64_t d = 0; d < length; d++)
-        sum += element_load(a, a_row + d, x->problem->dtype) * element_load(b, b_row + d, x->problem->dtype);
+        sum += element_load(a, a_row + d, x->problem->dtype) * element_load(b, d, x->problem->dtype);
     return sum;
 }
 
@@ -80,7 +86,7 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
 static double capped_score(const struct head *x, int64_t i, int64_t j, double *slope) {
     const struct attention *a = x->attention;
     double score = x->problem->softmax_scale *
-                   dot(x, a->q.data, q_row(x, &a->q, i), a->k.data, k_row(x, &a->k, j), x->problem->head_dim);
+                   dot(x, a->q.data, q_row(x, &a->q, i), k_row(x, j), x->problem->head_dim);
     double cap = x->problem->softcap, t = cap > 0 ? tanh(score / cap) : 0;
     *slope = 1 - t * t;
     return cap > 0 ? cap * t : score;
@@ -154,7 +160,7 @@ static void forward_row(const struct head *x, int64_t i, double *logs) {
         double sum = 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
             if (weights[j] != -1)
-                sum += weights[j] * element_load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
+                sum += weights[j] * element_load(v_row(x, j), d, p->dtype);
         element_store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
     }
     store_lse(x, i, lse);
@@ -226,13 +232,13 @@ static void backward_pair(const struct head *x, const struct gradients *g, int64
     double slope = 1, probability = exp(g->logs[j] - row->growth);
     if (p->softcap > 0)
         capped_score(x, i, j, &slope);
-    double dp = dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
+    double dp = dot(x, a->dout.data, q_row(x, &a->dout, i), v_row(x, j), p->head_dim_v);
     double ds = probability * (dp - row->delta) + (p->lse_without_sink ? exp(g->logs[j]) : probability) * row->dlse;
     if (p->needs_dbias)
         *dbias_sum(x, g, i, j) += ds;
     ds *= slope * p->softmax_scale;
     const int64_t key = key_row_index(x, j);
-    add_row(g->dq, ds, a->k.data, k_row(x, &a->k, j), p->head_dim, p->dtype);
+    add_row(g->dq, ds, k_row(x, j), 0, p->head_dim, p->dtype);
     add_row(g->dk + key * p->head_dim, ds, a->q.data, q_row(x, &a->q, i), p->head_dim, p->dtype);
     add_row(g->dv + key * p->head_dim_v, probability, a->dout.data, q_row(x, &a->dout, i), p->head_dim_v, p->dtype);
 }
@@ -245,7 +251,7 @@ static struct row_gradient row_gradient(const struct head *x, int64_t i, const d
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         if (logs[j] != -INFINITY)
             row.delta += exp(logs[j] - growth) *
-                         dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
+                         dot(x, a->dout.data, q_row(x, &a->dout, i), v_row(x, j), p->head_dim_v);
     if (p->has_dlse)
         row.dlse =
             element_load(a->dlse.data, lse_index(x, &a->dlse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
@@ -295,8 +301,13 @@ static void store_dbias(const struct attention *a, const struct gradients *g) {
     }
 }
 
+/* Of the scores of a row, before what a cache needs. */
+static int64_t forward_bytes(const fdm_problem *p) { return (p->seqlen_k * (int64_t)sizeof(double) + 63) / 64 * 64; }
+
 static int64_t workspace_doubles(const fdm_problem *p) {
     int64_t row = p->seqlen_k;
+    if (p->has_cache)
+        return (forward_bytes(p) + cache_workspace(p) + (int64_t)sizeof(double) - 1) / (int64_t)sizeof(double);
     if (p->pass == FDM_FORWARD)
         return row;
     return row + p->head_dim + key_rows(p) * (p->head_dim + p->head_dim_v) + bias_elements(p) + p->heads;
@@ -310,7 +321,11 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     if (workspace_doubles(p) * (int64_t)sizeof(double) > plan->workspace_bytes)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's workspace is smaller than its kernel's");
     if (p->pass == FDM_FORWARD) {
-        for_each_head(attention, workspace, forward_head);
+        struct attention turned = *attention;
+        const int64_t items = p->has_cache ? cache_begin(&turned, (char *)workspace + forward_bytes(p)) : 0;
+        for (int64_t item = 0; item < items; item++)
+            cache_run_item(attention, &turned, item);
+        for_each_head(&turned, workspace, forward_head);
         return FDM_OK;
     }
     struct gradients g = {.logs = workspace};
