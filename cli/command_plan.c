@@ -27,6 +27,9 @@ static const char help[] =
     "  --key-mask  --key-bias                      a mask without rows and heads, one bias a key\n"
     "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
     "  --sink             a learnable sink for each head\n"
+    "  --seqused          lengths of rows and keys on the device\n"
+    "  --page-size N  --max-pages N                a KV cache in pages, and the columns of its table\n"
+    "  --append  --rotary N                        the call appends seqlen-q keys, and turns N dims of q and of these\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
     "  --explain  each step of the choice on its own line\n"
     "  --variants         every kernel that takes the problem there, and its choice codes\n"
@@ -36,13 +39,14 @@ static const char help[] =
     "examples: fdm plan --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal\n"
     "          fdm plan --device cpu:avx2 --pass backward --json\n"
     "          fdm plan --device sm_90 --pass backward --seqlen-q 8192 --head-dim 128 --dtype bf16 --explain\n"
-    "          fdm plan --device sm_86 --head-dim 128 --dtype fp16 --resources\n";
+    "          fdm plan --device sm_86 --head-dim 128 --dtype fp16 --resources\n"
+    "          fdm plan --batch 64 --heads 32 --heads-kv 8 --seqlen-q 1 --page-size 16 --max-pages 512 --append\n";
 
 struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
+    int appends, has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
     int explain, variants, resources, json;
 };
 
@@ -56,6 +60,9 @@ enum {
     OPT_SEQLEN_K,
     OPT_HEAD_DIM,
     OPT_HEAD_DIM_V,
+    OPT_PAGE_SIZE,
+    OPT_MAX_PAGES,
+    OPT_ROTARY,
     OPT_DTYPE,
     OPT_CAUSAL,
     OPT_WINDOW,
@@ -67,6 +74,8 @@ enum {
     OPT_KEY_BIAS,
     OPT_INTERVALS,
     OPT_SINK,
+    OPT_SEQUSED,
+    OPT_APPEND,
     OPT_VARLEN,
     OPT_THREADS,
     OPT_FAMILY,
@@ -87,6 +96,9 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"seqlen-k", required_argument, 0, OPT_SEQLEN_K},
                                         {"head-dim", required_argument, 0, OPT_HEAD_DIM},
                                         {"head-dim-v", required_argument, 0, OPT_HEAD_DIM_V},
+                                        {"page-size", required_argument, 0, OPT_PAGE_SIZE},
+                                        {"max-pages", required_argument, 0, OPT_MAX_PAGES},
+                                        {"rotary", required_argument, 0, OPT_ROTARY},
                                         {"dtype", required_argument, 0, OPT_DTYPE},
                                         {"causal", no_argument, 0, OPT_CAUSAL},
                                         {"window", required_argument, 0, OPT_WINDOW},
@@ -98,6 +110,8 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"key-bias", no_argument, 0, OPT_KEY_BIAS},
                                         {"intervals", no_argument, 0, OPT_INTERVALS},
                                         {"sink", no_argument, 0, OPT_SINK},
+                                        {"seqused", no_argument, 0, OPT_SEQUSED},
+                                        {"append", no_argument, 0, OPT_APPEND},
                                         {"varlen", no_argument, 0, OPT_VARLEN},
                                         {"threads", required_argument, 0, OPT_THREADS},
                                         {"family", required_argument, 0, OPT_FAMILY},
@@ -133,6 +147,9 @@ static int set_extent(struct request *r, int option, const char *name, const cha
     case OPT_SEQLEN_K: r->problem.seqlen_k = value, r->has_seqlen_k = 1; break;
     case OPT_HEAD_DIM: r->problem.head_dim = value; break;
     case OPT_HEAD_DIM_V: r->problem.head_dim_v = value, r->has_head_dim_v = 1; break;
+    case OPT_PAGE_SIZE: r->problem.page_size = (int32_t)value; break;
+    case OPT_MAX_PAGES: r->problem.max_pages = (int32_t)value; break;
+    case OPT_ROTARY: r->problem.rotary_dim = (int32_t)value; break;
     default: r->options.num_threads = (int32_t)value;
     }
     return 1;
@@ -155,6 +172,8 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_KEY_BIAS: return r->has_key_bias = p->has_bias = 1;
     case OPT_INTERVALS: return p->has_intervals = 1;
     case OPT_SINK: return p->has_sink = 1;
+    case OPT_SEQUSED: return p->has_seqused_q = p->has_seqused_k = 1;
+    case OPT_APPEND: return r->appends = 1;
     case OPT_VARLEN: return p->varlen = 1;
     case OPT_FAMILY: r->options.family = text; return 1;
     case OPT_KERNEL: r->options.kernel = text; return 1;
@@ -164,6 +183,22 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_JSON: return r->json = 1;
     default: return set_extent(r, option, name, text);
     }
+}
+
+/* Pages enough for every sequence; without --page-size a cache is contiguous. */
+static void fill_cache(struct request *r) {
+    fdm_problem *p = &r->problem;
+    p->has_cache = p->page_size || p->max_pages || r->appends || p->rotary_dim;
+    if (!p->has_cache)
+        return;
+    if (p->page_size && !p->max_pages)
+        p->max_pages = (int32_t)((p->seqlen_k + p->page_size - 1) / p->page_size);
+    const int64_t room = (int64_t)p->page_size * p->max_pages, pages = p->page_size ? p->batch * p->max_pages : p->batch;
+    if (p->page_size && !r->has_seqlen_k)
+        p->seqlen_k = room < INT32_MAX ? room : INT32_MAX;
+    p->num_pages = (int32_t)(pages < INT32_MAX ? pages : INT32_MAX);
+    p->new_rows = r->appends ? p->batch * p->seqlen_q : 0;
+    p->total_k = 0;
 }
 
 static void fill_defaults(struct request *r) {
@@ -190,6 +225,7 @@ static void fill_defaults(struct request *r) {
         p->total_q = p->batch * p->seqlen_q;
         p->total_k = p->batch * p->seqlen_k;
     }
+    fill_cache(r);
     p->bias_dtype = p->dtype;
     p->needs_dbias = p->has_bias && p->pass == FDM_BACKWARD;
     p->sink_dtype = p->dtype;

@@ -25,6 +25,7 @@ except ImportError as error:
         "`pip install --force-reinstall flash-dmattn` takes the one for this system"
     ) from error
 from ._arrays import attention, attention_backward
+from ._cache import append_kv_cache, flash_dmattn_with_kvcache_func
 from ._gemm import gemm
 from ._merge import merge
 from ._softmax import softmax
@@ -36,11 +37,13 @@ if TYPE_CHECKING:  # what __getattr__ imports
 
 __version__: str = _native.version()
 __all__ = [
+    "append_kv_cache",
     "attention",
     "attention_backward",
     "flash_dmattn_func",
     "flash_dmattn_func_auto",
     "flash_dmattn_varlen_func",
+    "flash_dmattn_with_kvcache_func",
     "gemm",
     "get_available_backends",
     "masks",
@@ -87,7 +90,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _load_torch(name: str) -> Any:
-    for module in ("._torch", "._merge_torch", "._masks_torch", "._softmax_torch", "._gemm_torch", "._flops"):
+    for module in ("._torch", "._merge_torch", "._masks_torch", "._cache_torch", "._softmax_torch", "._gemm_torch", "._flops"):
         importlib.import_module(module, __name__)
     for each, module in _TORCH_NAMES.items():
         globals()[each] = getattr(importlib.import_module(module, __name__), each)

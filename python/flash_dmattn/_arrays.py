@@ -31,7 +31,7 @@ from ._device_arrays import CPU, CUDA, Device, device_of, dlpack_stream, handle_
 from ._fields import POSITION
 from ._key_rules import joined
 
-_DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
+_DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32", "int64")
 
 
 class Borrowed:

@@ -66,6 +66,7 @@ _needs: Group = [(f"bool needs_{INPUTS[source].gradient}", None) for source in S
 _numbers: Group = [(f"{kind} {name}", None) for name, kind in _settings]
 _traced: Group = [(f"Tensor? {name}=None", None) for _, name, _ in TRACED]
 
+NUMBERS = _numbers
 FORWARD = Signature(_given, _numbers, _traced)
 BACKWARD = Signature(_given, _known, _flowing, _needs, _numbers, _perhaps_known, _traced)
 SAVED = Signature(_given, _known, _perhaps_known, _traced)  # what the backward keeps of the forward

@@ -113,6 +113,8 @@ PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_merge(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_gemm(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -73,6 +73,8 @@ static PyMethodDef methods[] = {
     {"operator_forward", FASTCALL(native_operator_forward), "Attention forward on PyTorch tensors."},
     {"operator_backward", FASTCALL(native_operator_backward), "Attention backward on PyTorch tensors."},
     {"xla_handlers", native_xla_handlers, METH_NOARGS, "Custom calls of XLA: (target, platform, capsule) of each."},
+    {"cache_forward", FASTCALL(native_cache_forward), "Attention on a KV cache, on caller-allocated tensors."},
+    {"cache_append", FASTCALL(native_cache_append), "New keys into a KV cache; queries turned."},
     {"merge", FASTCALL(native_merge), "Two partial results into one, on caller-allocated tensors."},
     {"gemm", FASTCALL(native_gemm), "A matrix product, on caller-allocated tensors."},
     {"softmax", FASTCALL(native_softmax), "Softmax along rows, on caller-allocated tensors."},

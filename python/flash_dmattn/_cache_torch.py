@@ -1,0 +1,125 @@
+"""Attention on a KV cache of PyTorch's tensors: operators that write the cache, for eager and compiled code."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _arguments, _native
+from ._arguments import Settings, check_layout, said
+from ._cache import APPEND_NAMES, FORWARD_NAMES, with_four_axes
+from ._fields import NUMBERS
+from ._operators import define, is_plain, native_view, refuse_transforms
+
+_NUM_FORWARD, _NUM_APPEND = len(FORWARD_NAMES), len(APPEND_NAMES)
+
+
+def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
+    """Tensors on the CPU, or a sentence; the first ones may not be None."""
+    for tensor, name, place in zip(tensors, names, range(len(names))):
+        if tensor is None and place >= needed:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {said(tensor)}; it must be a torch.Tensor, as {names[0]} is")
+        check_layout(tensor, name)
+        if tensor.device.type not in ("cpu", "meta"):
+            raise NotImplementedError(f"{name} is on {tensor.device}; this version takes KV caches on the CPU only")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name} requires a gradient, but calls on a KV cache are forward only: make them under torch.no_grad(), "
+                "or use flash_dmattn_varlen_func on packed tensors"
+            )
+    refuse_transforms(tensors)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def _results(query: Tensor, value_cache: Tensor) -> Tuple[Tensor, Tensor]:
+    wide = query.dtype is torch.float64
+    rows = (query.shape[1], query.shape[0]) if query.dim() == 3 else (query.shape[0], query.shape[2], query.shape[1])
+    out = query.new_empty((*query.shape[:-1], value_cache.shape[3]))
+    return out, query.new_empty(rows, dtype=torch.float64 if wide else torch.float32)
+
+
+def _run(tensors: Sequence[Any], settings: Sequence[Any], interleaved: bool, out: Tensor, lse: Optional[Tensor]) -> None:
+    views = map(native_view, (*tensors, out, lse))
+    _native.cache_forward(*views, *settings, interleaved, torch.get_num_threads(), _arguments.forced_family)
+
+
+def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
+    tensors, (*settings, interleaved) = arguments[:_NUM_FORWARD], arguments[_NUM_FORWARD:]
+    results = _results(tensors[0], tensors[2])
+    _run(tensors, settings, interleaved, *results)
+    return results
+
+
+def _forward_fake(*arguments: Any) -> Tuple[Tensor, Tensor]:
+    return _results(arguments[0], arguments[2])
+
+
+def _declared(names: Sequence[str], written: Sequence[str], needed: int) -> str:
+    marks = dict(zip(written, ("(a!)", "(b!)", "(c!)")))
+    kinds = ("" if place < needed else "?" for place in range(len(names)))
+    return ", ".join(f"Tensor{marks.get(name, '')}{kind} {name.replace(' ', '_')}" for name, kind in zip(names, kinds))
+
+
+define(
+    "forward_with_cache",
+    f"{_declared(FORWARD_NAMES, FORWARD_NAMES[1:3], 3)}, {', '.join(text for text, _ in NUMBERS)}, "
+    "bool rotary_interleaved",
+    _forward_operator,
+    _forward_fake,
+    "(Tensor, Tensor)",
+    keys=("CPU",),
+)
+
+
+def forward(tensors: Sequence[Any], settings: Settings, interleaved: bool, return_lse: bool, out: Any) -> Any:
+    """flash_dmattn_with_kvcache_func() of tensors in the order of FORWARD_NAMES."""
+    _check(tensors, FORWARD_NAMES, 3)
+    tensors = with_four_axes(tensors, settings)
+    if out is not None:
+        _check((out,), ("out",), 1)
+    if out is None and not is_plain(*tensors):
+        out, lse = torch.ops.flash_dmattn.forward_with_cache(*tensors, *settings, interleaved)
+        return (out, lse) if return_lse else out
+    result, lse = _results(tensors[0], tensors[2])
+    result = result if out is None else out
+    _run(tensors, settings, interleaved, result, lse if return_lse else None)
+    return (result, lse) if return_lse else result
+
+
+# ---- appending -------------------------------------------------------------------------------------------------------
+
+
+def _append_operator(*arguments: Any) -> None:
+    _native.cache_append(*map(native_view, arguments[:-1]), arguments[-1])
+
+
+def _append_fake(*arguments: Any) -> None:
+    return None
+
+
+define(
+    "cache_append",
+    f"{_declared((*APPEND_NAMES, 'query_out'), ('key_cache', 'value_cache', 'query_out'), 2)}, bool rotary_interleaved",
+    _append_operator,
+    _append_fake,
+    "()",
+    keys=("CPU",),
+)
+
+
+def append(tensors: Sequence[Any], interleaved: bool, query_out: Any) -> Any:
+    """append_kv_cache() of tensors in the order of APPEND_NAMES."""
+    _check(tensors, APPEND_NAMES, 2)
+    query = tensors[APPEND_NAMES.index("query")]
+    if query_out is not None:
+        _check((query_out,), ("query_out",), 1)
+    result = torch.empty_like(query) if query is not None and query_out is None else query_out
+    run = _append_operator if is_plain(*tensors, result) else torch.ops.flash_dmattn.cache_append
+    run(*tensors, result, interleaved)
+    return result

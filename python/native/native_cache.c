@@ -1,0 +1,95 @@
+/* native_cache.c: attention on a KV cache, and appending to one, for Python. */
+#include "native.h"
+#include "native_fields.h"
+
+/* What both functions take of a cache, in this order. */
+enum {
+    TABLE,
+    PAGE_START,
+    CACHE_ROW,
+    LENGTHS,
+    FIRST_KEY,
+    K_NEW,
+    V_NEW,
+    CU_NEW,
+    COS,
+    SIN,
+    ROTARY_START,
+    NUM_OF_CACHE
+};
+
+static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
+    return (fdm_cache){.struct_bytes = sizeof(fdm_cache),
+                       .rotary_interleaved = interleaved,
+                       .block_table = t[TABLE],
+                       .page_start = t[PAGE_START],
+                       .cache_row = t[CACHE_ROW],
+                       .lengths = t[LENGTHS],
+                       .first_key = t[FIRST_KEY],
+                       .k_new = t[K_NEW],
+                       .v_new = t[V_NEW],
+                       .cu_seqlens_new = t[CU_NEW],
+                       .rotary_cos = t[COS],
+                       .rotary_sin = t[SIN],
+                       .rotary_start = t[ROTARY_START]};
+}
+
+/* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, *the cache's, out, lse or None,
+ * *settings, rotary_interleaved, number of threads, family or None) */
+PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, CACHE, OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
+    enum { INTERLEAVED = NUM_SETTINGS, THREADS, FAMILY, NUM_OTHERS };
+    struct tensor_argument storage[NUM];
+    fdm_tensor *t[NUM];
+    fdm_options options;
+    PyObject *const *others = arguments + NUM, *result = NULL;
+    if (native_expect(count, NUM + NUM_OTHERS))
+        return NULL;
+    const int failed = native_tensors(arguments, storage, t, NUM);
+    const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(others[INTERLEAVED]) == 1);
+    const fdm_tensors tensors = {.struct_bytes = sizeof tensors,
+                                 .q = t[Q],
+                                 .k = t[K],
+                                 .v = t[V],
+                                 .mask = t[MASK],
+                                 .bias = t[BIAS],
+                                 .cu_seqlens_q = t[CU_Q],
+                                 .out = t[OUT],
+                                 .lse = t[LSE],
+                                 .sink = t[SINK],
+                                 .seqused_q = t[USED_Q],
+                                 .seqused_k = t[USED_K],
+                                 .cache = &cache};
+    if (!failed && !native_options(others, others[THREADS], others[FAMILY], &options))
+        result = native_run(fdm_attention_forward, &tensors, &options, NULL);
+    native_release(storage, NUM);
+    return result;
+}
+
+/* cache_append(k, v, *the cache's, slots, positions, q, cu_seqlens_q, q_out, rotary_interleaved) */
+PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    enum { K, V, CACHE, SLOTS = CACHE + NUM_OF_CACHE, POSITIONS, Q, CU_Q, Q_OUT, NUM };
+    struct tensor_argument storage[NUM];
+    fdm_tensor *t[NUM];
+    fdm_status status = FDM_OK;
+    if (native_expect(count, NUM + 1))
+        return NULL;
+    const int failed = native_tensors(arguments, storage, t, NUM);
+    const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(arguments[NUM]) == 1);
+    const fdm_append_tensors tensors = {.struct_bytes = sizeof tensors,
+                                        .k = t[K],
+                                        .v = t[V],
+                                        .cache = &cache,
+                                        .slots = t[SLOTS],
+                                        .positions = t[POSITIONS],
+                                        .q = t[Q],
+                                        .cu_seqlens_q = t[CU_Q],
+                                        .q_out = t[Q_OUT]};
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = fdm_cache_append(&tensors);
+        Py_END_ALLOW_THREADS;
+    }
+    native_release(storage, NUM);
+    return failed ? NULL : native_result(status);
+}

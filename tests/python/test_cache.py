@@ -1,0 +1,590 @@
+"""Attention on KV caches: pages, lengths, appending, rotary embeddings, against float64 and against contiguous calls."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+import pytest
+
+from flash_dmattn import _arguments, append_kv_cache, attention, flash_dmattn_with_kvcache_func
+
+HEADS, HEADS_KV, DIM, DIM_V = 4, 2, 24, 16
+
+
+def rng_of(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True, first: int = 0) -> np.ndarray:
+    """One sequence in float64: q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv]."""
+    rows, keys, group = len(q), len(k), q.shape[1] // k.shape[1] if len(k) else 1
+    out = np.zeros((rows, q.shape[1], v.shape[-1]))
+    for h, i in itertools.product(range(q.shape[1]), range(rows)):
+        last = keys - rows + i + 1 if causal else keys
+        if last <= first:
+            continue
+        scores = k[first:last, h // group].astype(np.float64) @ q[i, h].astype(np.float64) / np.sqrt(q.shape[2])
+        weights = np.exp(scores - scores.max())
+        out[i, h] = weights @ v[first:last, h // group].astype(np.float64) / weights.sum()
+    return out
+
+
+class Pool:
+    """Pages of a cache full of NaN, handed out in a random order, K and V laid out in one of a few ways."""
+
+    def __init__(self, rng: np.random.Generator, pages: int, page: int, layout: str, dtype: Any = np.float32) -> None:
+        self.page, self.free = page, list(rng.permutation(pages))
+        nan = np.array(np.nan, dtype)
+        if layout == "NHD":
+            self.k = np.full((pages, page, HEADS_KV, DIM), nan)
+            self.v = np.full((pages, page, HEADS_KV, DIM_V), nan)
+        elif layout == "HND":
+            self.k = np.full((pages, HEADS_KV, page, DIM), nan).transpose(0, 2, 1, 3)
+            self.v = np.full((pages, HEADS_KV, page, DIM_V), nan).transpose(0, 2, 1, 3)
+        else:  # K and V in one tensor, two layers inside a page
+            both = np.full((pages, 2, HEADS_KV, page, DIM + DIM_V), nan)[:, 1].transpose(0, 2, 1, 3)
+            self.k, self.v = both[..., :DIM], both[..., DIM:]
+
+    def take(self, count: int) -> List[int]:
+        return [int(self.free.pop()) for _ in range(count)]
+
+    def write(self, pages: List[int], k: np.ndarray, v: np.ndarray, first: int = 0) -> None:
+        for j in range(first, len(k)):
+            self.k[pages[j // self.page], j % self.page] = k[j]
+            self.v[pages[j // self.page], j % self.page] = v[j]
+
+
+def table_of(lists: List[List[int]], columns: int, dtype: Any, garbage: int = -7) -> np.ndarray:
+    table = np.full((len(lists), columns), garbage, dtype)
+    for row, pages in zip(table, lists):
+        row[: len(pages)] = pages
+    return table
+
+
+def lengths_of(lengths: Any) -> np.ndarray:
+    return np.array(lengths, np.int32)
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 5, 8, 16, 48, 64, 100, 128, 256, 512])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "fused"])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_pages_of_any_size_hold_nan_where_no_key_is(page: int, layout: str, rows: int) -> None:
+    rng, lengths = rng_of(page), [0, 1, page, page + 1, 75, 260]
+    need = [-(-n // page) for n in lengths]
+    pool = Pool(rng, sum(need) + 3, page, layout)
+    keys = [(normal(rng, n, HEADS_KV, DIM), normal(rng, n, HEADS_KV, DIM_V)) for n in lengths]
+    lists = [pool.take(n) for n in need]
+    for pages, (k, v) in zip(lists, keys):
+        pool.write(pages, k, v)
+    q = normal(rng, len(lengths), rows, HEADS, DIM)
+    table = table_of(lists, max(need) + 2, np.int64 if page % 2 else np.int32)
+    flat = np.array([page_number for pages in lists for page_number in pages] or [0], np.int32)
+    starts = np.cumsum([0, *need]).astype(np.int64)
+    call = {"cache_seqlens": lengths_of(lengths), "return_lse": True}
+    out, lse = flash_dmattn_with_kvcache_func(q, pool.k, pool.v, block_table=table, **call)
+    ragged, _ = flash_dmattn_with_kvcache_func(
+        q, pool.k, pool.v, block_table=flat, page_start=starts, max_seqlen_k=table.shape[1] * page, **call
+    )
+    for b, (k, v) in enumerate(keys):
+        np.testing.assert_allclose(out[b], dense(q[b], k, v), atol=2e-5)
+    assert np.isposinf(lse[0]).all() and (out[0] == 0).all()
+    assert (out == ragged).all()
+
+
+@pytest.mark.parametrize("family", ["reference", "cpu"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_paged_and_contiguous_calls_give_the_same_bits(family: str, rows: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(_arguments, "forced_family", family)
+    rng, page, lengths, room = rng_of(5), 16, [300, 17, 160, 1], 320
+    pool = Pool(rng, 4 * room // page, page, "NHD")
+    k, v = np.full((4, room, HEADS_KV, DIM), np.nan, np.float32), np.full((4, room, HEADS_KV, DIM_V), np.nan, np.float32)
+    lists = []
+    for b, n in enumerate(lengths):
+        k[b, :n], v[b, :n] = normal(rng, n, HEADS_KV, DIM), normal(rng, n, HEADS_KV, DIM_V)
+        lists.append(pool.take(-(-n // page)))
+        pool.write(lists[-1], k[b, :n], v[b, :n])
+    q, used = normal(rng, 4, rows, HEADS, DIM), lengths_of(lengths)
+    table = table_of(lists, room // page, np.int32)
+    strided = np.full((4, 3 * room // page), 99, np.int32)[:, ::3]
+    strided[:] = table
+    contiguous = flash_dmattn_with_kvcache_func(q, k, v, cache_seqlens=used)
+    for each in (table, strided):
+        assert (flash_dmattn_with_kvcache_func(q, pool.k, pool.v, cache_seqlens=used, block_table=each) == contiguous).all()
+    order = np.array([2, 0, 3, 1], np.int32)
+    picked = flash_dmattn_with_kvcache_func(
+        q[order], pool.k, pool.v, cache_seqlens=used[order], block_table=table, cache_batch_idx=order
+    )
+    assert (picked == contiguous[order]).all()
+    if family == "reference":  # a call on pages is the call on the gathered rows, bit for bit
+        for b, n in enumerate(lengths):
+            alone = attention(q[b : b + 1], k[b : b + 1, :n], v[b : b + 1, :n], is_causal=True)
+            assert (alone[0] == contiguous[b]).all()
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """Pages whose elements and bytes are numbered beyond 2**31 and 2**32: memory that is only there where it is touched."""
+    import mmap
+
+    page, pages, step = 16, 5, 1 << 31  # bytes from page to page
+    memory = mmap.mmap(-1, pages * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+    whole = np.frombuffer(memory, np.float32)
+    strides = (step, HEADS_KV * 64 * 4, 64 * 4, 4)
+    both = np.lib.stride_tricks.as_strided(whole, (pages, page, HEADS_KV, 64), strides)
+    rng = rng_of(3)
+    k, v = normal(rng, 3 * page, HEADS_KV, DIM), normal(rng, 3 * page, HEADS_KV, DIM_V)
+    order, table = [4, 0, 3], np.array([[4, 0, 3]], np.int32)
+    for j in range(3 * page):
+        both[order[j // page], j % page, :, :DIM] = k[j]
+        both[order[j // page], j % page, :, DIM : DIM + DIM_V] = v[j]
+    for rows in (1, 40):
+        q = normal(rng, 1, rows, HEADS, DIM)
+        out = flash_dmattn_with_kvcache_func(q, both[..., :DIM], both[..., DIM : DIM + DIM_V], block_table=table)
+        np.testing.assert_allclose(out[0], dense(q[0], k, v), atol=2e-5)
+
+
+# ---- lengths ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_lengths_beyond_the_room_and_below_zero(rows: int) -> None:
+    rng, room = rng_of(9), 24
+    k, v = normal(rng, 6, room, HEADS_KV, DIM), normal(rng, 6, room, HEADS_KV, DIM_V)
+    q = normal(rng, 6, rows, HEADS, DIM)
+    lengths = lengths_of([-1, 0, room, room + 1, 2**31 - 1, -(2**31)])
+    out, lse = flash_dmattn_with_kvcache_func(q, k, v, cache_seqlens=lengths, return_lse=True)
+    for b, n in enumerate([0, 0, room, room, room, 0]):
+        np.testing.assert_allclose(out[b], dense(q[b], k[b, :n], v[b, :n]), atol=2e-5)
+        assert np.isposinf(lse[b]).all() == (n == 0)
+    new = normal(rng, 6, 3, HEADS_KV, DIM), normal(rng, 6, 3, HEADS_KV, DIM_V)
+    before = k.copy()
+    flash_dmattn_with_kvcache_func(q, k, v, *new, cache_seqlens=lengths_of([-1, room, room - 1, room + 5, 2**31 - 1, -9]))
+    assert (k[2, room - 1] == new[0][2, 0]).all()  # the others had no room, or were no sequences
+    before[2, room - 1] = new[0][2, 0]
+    assert (k == before).all()
+
+
+def test_nothing_at_all() -> None:
+    k, v = np.zeros((0, 4, HEADS_KV, DIM), np.float32), np.zeros((0, 4, HEADS_KV, DIM_V), np.float32)
+    for batch, rows, columns in ((0, 1, 3), (2, 0, 3), (2, 3, 0), (2, 3, 5)):
+        q, table = np.ones((batch, rows, HEADS, DIM), np.float32), np.full((batch, columns), -1, np.int32)
+        out = flash_dmattn_with_kvcache_func(q, k, v, block_table=table, cache_seqlens=np.zeros(batch, np.int32))
+        assert out.shape == (batch, rows, HEADS, DIM_V) and (out == 0).all()
+
+
+def test_left_padding_hides_keys_and_moves_no_position() -> None:
+    rng, first, lengths = rng_of(4), [0, 3, 10, 40], [20, 20, 20, 20]
+    k, v = normal(rng, 4, 20, HEADS_KV, DIM), normal(rng, 4, 20, HEADS_KV, DIM_V)
+    for b, n in enumerate(first):
+        k[b, :n], v[b, :n] = np.nan, np.inf
+    for rows in (2, 30):
+        q = normal(rng, 4, rows, HEADS, DIM)
+        out = flash_dmattn_with_kvcache_func(q, k, v, cache_seqlens=lengths_of(lengths), cache_leftpad=lengths_of(first))
+        for b, n in enumerate(first):
+            np.testing.assert_allclose(out[b], dense(q[b], k[b], v[b], first=n), atol=2e-5)
+
+
+def test_packed_mixes_with_rows_of_no_sequence() -> None:
+    rng, page = rng_of(8), 8
+    counts, lengths = [1, 0, 1, 70, 5], [90, 12, 3, 130, 5]
+    pool = Pool(rng, 60, page, "HND")
+    keys = [(normal(rng, n, HEADS_KV, DIM), normal(rng, n, HEADS_KV, DIM_V)) for n in lengths]
+    lists = [pool.take(-(-n // page)) for n in lengths]
+    for pages, (k, v) in zip(lists, keys):
+        pool.write(pages, k, v)
+    total = sum(counts) + 6
+    q = np.full((total, HEADS, DIM), np.nan, np.float32)
+    q[: sum(counts)] = normal(rng, sum(counts), HEADS, DIM)
+    offsets = np.cumsum([0, *counts]).astype(np.int32)
+    out, lse = flash_dmattn_with_kvcache_func(
+        *(q, pool.k, pool.v),
+        **{"cu_seqlens_q": offsets, "cache_seqlens": lengths_of(lengths), "block_table": table_of(lists, 17, np.int32)},
+        return_lse=True,
+    )
+    for b, (k, v) in enumerate(keys):
+        rows = slice(offsets[b], offsets[b + 1])
+        np.testing.assert_allclose(out[rows], dense(q[rows], k, v), atol=2e-5)
+    assert (out[sum(counts) :] == 0).all() and np.isposinf(lse[:, sum(counts) :]).all()
+
+
+def test_masks_and_biases_count_keys_of_the_sequence() -> None:
+    rng, page, lengths = rng_of(2), 4, [11, 30]
+    pool = Pool(rng, 20, page, "NHD")
+    keys = [(normal(rng, n, HEADS_KV, DIM), normal(rng, n, HEADS_KV, DIM_V)) for n in lengths]
+    lists = [pool.take(-(-n // page)) for n in lengths]
+    for pages, (k, v) in zip(lists, keys):
+        pool.write(pages, k, v)
+    for rows in (1, 21):
+        q = normal(rng, 2, rows, HEADS, DIM)
+        mask, bias = rng.random((2, 1, rows, 32)) < 0.6, normal(rng, 1, HEADS, rows, 32)
+        out = flash_dmattn_with_kvcache_func(
+            *(q, pool.k, pool.v),
+            **{"cache_seqlens": lengths_of(lengths), "block_table": table_of(lists, 8, np.int32), "window_size": (20, 0)},
+            attn_mask=mask,
+            attn_bias=bias,
+            is_causal=False,
+        )
+        for b, n in enumerate(lengths):
+            alone = attention(
+                *(q[b : b + 1], keys[b][0][None], keys[b][1][None]),
+                attn_mask=mask[b : b + 1, ..., :n],
+                attn_bias=bias[..., :n],
+                window_size=(20, 0),
+            )
+            np.testing.assert_allclose(out[b], alone[0], atol=2e-5)
+
+
+# ---- rotary ----------------------------------------------------------------------------------------------------------
+
+
+def turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
+    """x [.., D] in float64."""
+    position, pairs = min(max(position, 0), len(cos) - 1), cos.shape[1]
+    x, out = x.astype(np.float64), x.astype(np.float64).copy()
+    one = slice(0, 2 * pairs, 2) if interleaved else slice(0, pairs)
+    other = slice(1, 2 * pairs, 2) if interleaved else slice(pairs, 2 * pairs)
+    c, s = cos[position].astype(np.float64), sin[position].astype(np.float64)
+    out[..., one], out[..., other] = x[..., one] * c - x[..., other] * s, x[..., one] * s + x[..., other] * c
+    return out
+
+
+def tables(pairs: int, positions: int) -> Tuple[np.ndarray, np.ndarray]:
+    angles = np.arange(positions)[:, None] * 0.7 ** np.arange(pairs)[None]
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+@pytest.mark.parametrize("dims", [2, 12, 16, DIM])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rows,added", [(1, 1), (5, 2), (40, 40)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary(dims: int, interleaved: bool, rows: int, added: int, causal: bool) -> None:
+    rng, lengths, start = rng_of(dims + rows), [0, 7, 50], [3, 0, 44]
+    cos, sin = tables(dims // 2, 80)
+    for given in (None, start):
+        k, v = np.zeros((3, 96, HEADS_KV, DIM), np.float32), np.zeros((3, 96, HEADS_KV, DIM_V), np.float32)
+        k[:], v[:] = normal(rng, 3, 96, HEADS_KV, DIM), normal(rng, 3, 96, HEADS_KV, DIM_V)
+        q = normal(rng, 3, rows, HEADS, DIM)
+        new = normal(rng, 3, added, HEADS_KV, DIM), normal(rng, 3, added, HEADS_KV, DIM_V)
+        expected, values = k.astype(np.float64), v.copy()
+        for b, n in enumerate(lengths):
+            first = n if given is None else given[b]
+            for t in range(added):
+                expected[b, n + t] = turned(new[0][b, t], cos, sin, first + t, interleaved)
+                values[b, n + t] = new[1][b, t]
+        out = flash_dmattn_with_kvcache_func(
+            *(q, k, v, *new),
+            **{"cache_seqlens": lengths_of(lengths), "rotary": (cos, sin), "rotary_interleaved": interleaved},
+            rotary_seqlens=None if given is None else lengths_of(given),
+            is_causal=causal,
+        )
+        np.testing.assert_allclose(k, expected, atol=1e-6)
+        assert (v == values).all()
+        for b, n in enumerate(lengths):
+            first = n if given is None else given[b]
+            rotated = np.stack(
+                [turned(q[b, i], cos, sin, first + (i if causal else 0), interleaved) for i in range(rows)]
+            )
+            np.testing.assert_allclose(out[b], dense(rotated, expected[b, : n + added], v[b, : n + added], causal), atol=3e-5)
+
+
+def test_a_cached_and_a_fused_run_agree() -> None:
+    """In bfloat16 what is turned is rounded once, so that a key is the same from the cache and from the call."""
+    dtypes = pytest.importorskip("ml_dtypes")
+    rng = rng_of(6)
+    cos, sin = tables(8, 64)
+    q, new, values = (normal(rng, 2, 3, h, DIM).astype(dtypes.bfloat16) for h in (HEADS, HEADS_KV, HEADS_KV))
+    caches = [np.zeros((2, 32, HEADS_KV, DIM), dtypes.bfloat16) for _ in range(4)]
+    lengths = lengths_of([4, 9])
+    fused = flash_dmattn_with_kvcache_func(q, *caches[:2], new, values, cache_seqlens=lengths, rotary=(cos, sin))
+    rotated = append_kv_cache(*caches[2:], new, values, cache_seqlens=lengths, rotary=(cos, sin), query=q)
+    apart = flash_dmattn_with_kvcache_func(rotated, *caches[2:], cache_seqlens=lengths + 3)
+    assert (fused == apart).all() and (caches[0] == caches[2]).all() and (caches[1] == caches[3]).all()
+
+
+# ---- appending -------------------------------------------------------------------------------------------------------
+
+
+def test_sequences_that_share_a_row_see_their_own_new_keys() -> None:
+    rng, row = rng_of(1), np.zeros(3, np.int32)
+    k, v = normal(rng, 1, 16, HEADS_KV, DIM), normal(rng, 1, 16, HEADS_KV, DIM_V)
+    old_k, old_v = k.copy(), v.copy()
+    q, new = normal(rng, 3, 1, HEADS, DIM), (normal(rng, 3, 1, HEADS_KV, DIM), normal(rng, 3, 1, HEADS_KV, DIM_V))
+    out = flash_dmattn_with_kvcache_func(q, k, v, *new, cache_seqlens=lengths_of([8, 8, 8]), cache_batch_idx=row)
+    for b in range(3):
+        keys, values = np.concatenate([old_k[0, :8], new[0][b]]), np.concatenate([old_v[0, :8], new[1][b]])
+        np.testing.assert_allclose(out[b], dense(q[b], keys, values), atol=2e-5)
+    assert any((k[0, 8] == new[0][b, 0]).all() for b in range(3))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_slots(dtype: Any) -> None:
+    rng, page, total = rng_of(2), 5, 9
+    k, v = np.full((4, page, HEADS_KV, DIM), np.nan, np.float32), np.full((4, page, HEADS_KV, DIM_V), np.nan, np.float32)
+    expected_k, expected_v = k.copy(), v.copy()
+    new = normal(rng, total, HEADS_KV, DIM), normal(rng, total, HEADS_KV, DIM_V)
+    slots, positions = np.array([3, -1, 19, 20, 7, 0, -(2**31), 2**31 - 1, 12], dtype), np.arange(total)[::-1].astype(dtype)
+    cos, sin = tables(4, 6)
+    q = normal(rng, total, HEADS, DIM)
+    rotated = append_kv_cache(k, v, *new, slots=slots, positions=positions, rotary=(cos, sin), query=q)
+    for t, slot in enumerate(slots):
+        np.testing.assert_allclose(rotated[t], turned(q[t], cos, sin, int(positions[t]), False), atol=1e-6)
+        if 0 <= slot < 4 * page:
+            expected_k[slot // page, slot % page] = turned(new[0][t], cos, sin, int(positions[t]), False)
+            expected_v[slot // page, slot % page] = new[1][t]
+    np.testing.assert_allclose(k, expected_k, atol=1e-6)
+    assert np.array_equal(v, expected_v, equal_nan=True)
+
+
+class Machine:
+    """Sequences that come, grow, fork and go, on pages that are used again; every step against float64 on a copy."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.page = rng_of(seed), int(rng_of(seed).choice([1, 3, 8, 16]))
+        self.pool = Pool(self.rng, 400, self.page, str(self.rng.choice(["NHD", "HND", "fused"])))
+        self.users: Dict[int, int] = {}
+        self.sequences: List[Tuple[List[int], np.ndarray, np.ndarray]] = []
+
+    def admit(self) -> None:
+        empty = np.zeros((0, HEADS_KV, DIM), np.float32), np.zeros((0, HEADS_KV, DIM_V), np.float32)
+        self.sequences.append(([], *empty))
+
+    def fork(self) -> None:
+        """The pages that are full are shared; the last one is copied."""
+        pages, k, v = self.sequences[int(self.rng.integers(len(self.sequences)))]
+        whole = len(k) // self.page
+        copy = pages[:whole] + self.pool.take(len(pages) - whole)
+        for page in copy:
+            self.users[page] = self.users.get(page, 0) + 1
+        self.pool.write(copy, k, v, whole * self.page)
+        self.sequences.append((copy, k.copy(), v.copy()))
+
+    def evict(self) -> None:
+        pages, _, _ = self.sequences.pop(int(self.rng.integers(len(self.sequences))))
+        for page in pages:
+            self.users[page] -= 1
+            if self.users[page] == 0:
+                self.pool.free.insert(0, page)
+
+    def step(self) -> None:
+        counts = [int(self.rng.choice([0, 1, 1, 1, 2, 17])) for _ in self.sequences]
+        new = normal(self.rng, sum(counts), HEADS_KV, DIM), normal(self.rng, sum(counts), HEADS_KV, DIM_V)
+        q, offsets = normal(self.rng, sum(counts), HEADS, DIM), np.cumsum([0, *counts]).astype(np.int32)
+        lengths = lengths_of([len(k) for _, k, _ in self.sequences])
+        for b, (pages, k, v) in enumerate(self.sequences):
+            rows = slice(offsets[b], offsets[b + 1])
+            k, v = np.concatenate([k, new[0][rows]]), np.concatenate([v, new[1][rows]])
+            for page in self.pool.take(-(-len(k) // self.page) - len(pages)):
+                pages.append(page)
+                self.users[page] = 1
+            self.sequences[b] = pages, k, v
+        columns = max((len(pages) for pages, _, _ in self.sequences), default=0) + 1
+        table = table_of([pages for pages, _, _ in self.sequences], columns, np.int32, 10**6)
+        out = flash_dmattn_with_kvcache_func(
+            *(q, self.pool.k, self.pool.v, *new),
+            **{"cache_seqlens": lengths, "block_table": table, "cu_seqlens_q": offsets, "cu_seqlens_new": offsets},
+        )
+        for b, (_, k, v) in enumerate(self.sequences):
+            rows = slice(offsets[b], offsets[b + 1])
+            np.testing.assert_allclose(out[rows], dense(q[rows], k, v), atol=3e-5)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            kind = self.rng.random()
+            if len(self.sequences) < 2 or (kind < 0.3 and len(self.pool.free) > 200):
+                self.admit()
+            elif kind < 0.4 and len(self.pool.free) > 200:
+                self.fork()
+            elif kind < 0.6 or len(self.pool.free) < 150 or len(self.sequences) > 8:
+                self.evict()
+            self.step()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_machine_that_admits_forks_and_evicts(seed: int) -> None:
+    Machine(seed).run(100)
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def _call(**changed: Any) -> Any:
+    given: Dict[str, Any] = {
+        "query": np.zeros((2, 1, HEADS, DIM), np.float32),
+        "key_cache": np.zeros((8, 4, HEADS_KV, DIM), np.float32),
+        "value_cache": np.zeros((8, 4, HEADS_KV, DIM_V), np.float32),
+        "block_table": np.zeros((2, 3), np.int32),
+        "cache_seqlens": lengths_of([4, 9]),
+    }
+    given.update(changed)
+    return flash_dmattn_with_kvcache_func(**given)
+
+
+NEW = np.zeros((2, 1, HEADS_KV, DIM), np.float32), np.zeros((2, 1, HEADS_KV, DIM_V), np.float32)
+TABLES = tables(4, 10)
+
+
+@pytest.mark.parametrize(
+    "changed,words",
+    [
+        ({"block_table": np.array([[0, 0, 0], [0, 8, 0]])}, "sequence 1 holds page 8 in column 1; the cache has 8 pages"),
+        ({"block_table": np.array([[-1, 0, 0], [0, 0, 0]])}, "sequence 0 holds page -1 in column 0"),
+        ({"block_table": np.array([[0, 0, 0], [0, 0, 2**31]])}, "holds page 2147483648"),
+        ({"block_table": np.zeros((3, 3), np.int32)}, "block_table has extent 3 on axis 0; it must be the batch 2"),
+        ({"block_table": np.zeros((2, 3), np.float32)}, "block_table is float32; it must be int32"),
+        ({"block_table": np.zeros(5, np.int32)}, "block_table has 1 axes; it needs 2"),
+        ({"cache_batch_idx": lengths_of([0, 2])}, "cache_row of sequence 1 is 2; there are 2 rows"),
+        ({"block_table": np.zeros(5, np.int32), "page_start": lengths_of([0, 9])}, "page_start of sequence 1 is 9"),
+        ({"block_table": None, "page_start": lengths_of([0, 1])}, "page_start is given, but block_table is not"),
+        ({"block_table": None}, "k has extent 8 on axis 0; it must be the batch 2"),
+        ({"cache_seqlens": np.array([4, 9])}, "lengths is int64; it must be int32"),
+        ({"cache_seqlens": lengths_of([4])}, r"lengths has shape \[1\]; it must be \[2\]"),
+        ({"seqused_k": lengths_of([4, 9])}, "lengths and seqused_k are both given"),
+        ({"key": NEW[0]}, "v_new is missing"),
+        ({"key": NEW[0], "value": NEW[1], "cache_seqlens": None}, "k_new is given without lengths"),
+        ({"key": NEW[0][:1], "value": NEW[1]}, r"k_new has shape \[1, 1, 2, 24\]; it must be \[2, 1, 2, 24\]"),
+        ({"cu_seqlens_new": lengths_of([0, 1, 2])}, "cu_seqlens_new is given, but k_new and v_new are not"),
+        ({"rotary": (TABLES[0], TABLES[1][:5])}, "rotary_sin has shape"),
+        ({"rotary": tables(13, 4)}, "from 1 to 12 pairs of dims"),
+        ({"rotary": TABLES[0]}, "rotary is .*; it must be a pair"),
+        ({"rotary_seqlens": lengths_of([1, 1])}, "rotary_start is given, but rotary_cos and rotary_sin are not"),
+        ({"query": np.zeros((2, HEADS, DIM), np.float32)}, "query has 3 axes; it needs 4"),
+        ({"value_cache": np.zeros((8, 5, HEADS_KV, DIM_V), np.float32)}, "v has shape"),
+        ({"key_cache": np.zeros((8, 4, HEADS_KV, DIM), np.float64)}, "k is float64; it must be float32"),
+        ({"out": np.zeros((2, 1, HEADS, DIM), np.float32)}, "out has shape"),
+    ],
+)
+def test_refusals(changed: Dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        _call(**changed)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_overlaps_what_is_read_is_refused() -> None:
+    both = np.zeros((8, 4, HEADS_KV, DIM), np.float32)
+    _call(value_cache=both[..., :DIM_V], key_cache=both)  # read alone they may share memory
+    with pytest.raises(ValueError, match="k overlaps v in memory"):
+        _call(value_cache=both[..., :DIM_V], key_cache=both, key=NEW[0], value=NEW[1])
+    read_only = both.copy()
+    read_only.flags.writeable = False
+    _call(key_cache=read_only)
+    with pytest.raises(ValueError, match="key_cache is read-only"):
+        _call(key_cache=read_only, key=NEW[0], value=NEW[1])
+
+
+@pytest.mark.parametrize(
+    "changed,words",
+    [
+        ({"cache_seqlens": None}, "lengths is NULL; appending needs to know where each sequence ends, or slots"),
+        ({"slots": np.zeros(2, np.int32)}, "block_table is given beside slots|lengths is given beside slots"),
+        ({"query": np.zeros((2, 1, HEADS, DIM), np.float32)}, "q is given, but rotary_cos and rotary_sin are not"),
+        ({"positions": np.zeros(2, np.int32)}, "positions are given, but rotary_cos and rotary_sin are not"),
+        ({"positions": np.zeros(3, np.int32), "rotary": TABLES}, r"positions has shape \[3\]; it must be \[2\]"),
+        ({"block_table": np.full((2, 3), 9, np.int32)}, "holds page 9 in column"),
+    ],
+)
+def test_refusals_of_appending(changed: Dict[str, Any], words: str) -> None:
+    given: Dict[str, Any] = {"cache_seqlens": lengths_of([1, 2]), "block_table": np.zeros((2, 3), np.int32)}
+    given.update(changed)
+    caches = np.zeros((8, 4, HEADS_KV, DIM), np.float32), np.zeros((8, 4, HEADS_KV, DIM_V), np.float32)
+    with pytest.raises(ValueError, match=words):
+        append_kv_cache(*caches, *NEW, **given)
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+def _tensors(torch: Any, dtype: Any = None) -> Dict[str, Any]:
+    torch.manual_seed(0)
+    dtype = dtype or torch.float32
+    return {
+        "query": torch.randn(2, 3, HEADS, DIM, dtype=dtype),
+        "key_cache": torch.randn(8, 4, HEADS_KV, DIM, dtype=dtype),
+        "value_cache": torch.randn(8, 4, HEADS_KV, DIM_V, dtype=dtype),
+        "key": torch.randn(2, 3, HEADS_KV, DIM, dtype=dtype),
+        "value": torch.randn(2, 3, HEADS_KV, DIM_V, dtype=dtype),
+        "cache_seqlens": torch.tensor([2, 7], dtype=torch.int32),
+        "block_table": torch.tensor([[3, 1, 0], [5, 2, 7]]),
+        "rotary": tuple(torch.from_numpy(each).to(dtype) for each in tables(6, 20)),
+    }
+
+
+def test_torch_and_numpy_give_the_same_bits() -> None:
+    torch = pytest.importorskip("torch")
+    given = _tensors(torch)
+    arrays = {
+        name: tuple(each.numpy().copy() for each in value) if isinstance(value, tuple) else value.numpy().copy()
+        for name, value in given.items()
+    }
+    out, lse = flash_dmattn_with_kvcache_func(**given, return_lse=True)
+    expected, expected_lse = flash_dmattn_with_kvcache_func(**arrays, return_lse=True)
+    assert (out.numpy() == expected).all() and (lse.numpy() == expected_lse).all()
+    assert (given["key_cache"].numpy() == arrays["key_cache"]).all()
+    given["query"].requires_grad_()
+    with pytest.raises(ValueError, match="query requires a gradient, but calls on a KV cache are forward only"):
+        flash_dmattn_with_kvcache_func(**given)
+    with torch.no_grad():
+        flash_dmattn_with_kvcache_func(**given)
+
+
+def test_compiled_code_writes_the_cache_too() -> None:
+    torch = pytest.importorskip("torch")
+
+    def step(given: Dict[str, Any]) -> Any:
+        appended = append_kv_cache(
+            *(given["key_cache"], given["value_cache"], given["key"], given["value"]),
+            **{name: given[name] for name in ("cache_seqlens", "block_table", "rotary")},
+            query=given["query"],
+        )
+        return flash_dmattn_with_kvcache_func(
+            *(appended, given["key_cache"], given["value_cache"]),
+            cache_seqlens=given["cache_seqlens"] + 3,
+            block_table=given["block_table"],
+        )
+
+    eager, compiled, fused = _tensors(torch), _tensors(torch), _tensors(torch)
+    out = step(eager)
+    assert torch.equal(torch.compile(step, backend="eager", fullgraph=True)(compiled), out)
+    assert torch.equal(eager["key_cache"], compiled["key_cache"])
+    assert torch.equal(torch.compile(flash_dmattn_with_kvcache_func, backend="eager", fullgraph=True)(**fused), out)
+    assert torch.equal(eager["value_cache"], fused["value_cache"])
+
+
+def test_operators_follow_the_rules_of_operators() -> None:
+    torch = pytest.importorskip("torch")
+    given = _tensors(torch)
+    cos, sin = given["rotary"]
+    places = (given["block_table"], None, None, given["cache_seqlens"], None)
+    added = (given["key"], given["value"], None, cos, sin, None)
+    settings = (0, 0, None, True, 0.0, -1, -1, False, False)
+    caches = given["key_cache"], given["value_cache"]
+    forward = (given["query"], *caches, *[None] * 6, *places, *added, *settings, False)
+    torch.library.opcheck(torch.ops.flash_dmattn.forward_with_cache.default, forward)
+    append = (*caches, *places, *added, None, None, given["query"], None, torch.empty_like(given["query"]), False)
+    torch.library.opcheck(torch.ops.flash_dmattn.cache_append.default, append)
+
+
+def test_threads_beside_each_other() -> None:
+    import threading
+
+    failures: List[Optional[BaseException]] = []
+
+    def work(seed: int) -> None:
+        try:
+            Machine(seed).run(10)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
