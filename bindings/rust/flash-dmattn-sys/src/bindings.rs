@@ -23,6 +23,7 @@ pub const FDM_BFLOAT16: fdm_dtype = 2;
 pub const FDM_FLOAT64: fdm_dtype = 3;
 pub const FDM_BOOL: fdm_dtype = 4;
 pub const FDM_INT32: fdm_dtype = 5;
+pub const FDM_INT64: fdm_dtype = 6;
 pub const FDM_NO_DTYPE: fdm_dtype = -1;
 pub const FDM_FORWARD: fdm_pass = 0;
 pub const FDM_BACKWARD: fdm_pass = 1;
@@ -60,6 +61,23 @@ pub struct fdm_tensor {
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct fdm_cache {
+    pub struct_bytes: u32,
+    pub rotary_interleaved: i32,
+    pub block_table: *const fdm_tensor,
+    pub page_start: *const fdm_tensor,
+    pub cache_row: *const fdm_tensor,
+    pub lengths: *const fdm_tensor,
+    pub first_key: *const fdm_tensor,
+    pub k_new: *const fdm_tensor,
+    pub v_new: *const fdm_tensor,
+    pub cu_seqlens_new: *const fdm_tensor,
+    pub rotary_cos: *const fdm_tensor,
+    pub rotary_sin: *const fdm_tensor,
+    pub rotary_start: *const fdm_tensor,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdm_tensors {
     pub struct_bytes: u32,
     pub q: *const fdm_tensor,
@@ -82,6 +100,9 @@ pub struct fdm_tensors {
     pub lse_low: *mut fdm_tensor,
     pub sink: *const fdm_tensor,
     pub dsink: *mut fdm_tensor,
+    pub seqused_q: *const fdm_tensor,
+    pub seqused_k: *const fdm_tensor,
+    pub cache: *const fdm_cache,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -177,7 +198,19 @@ pub struct fdm_problem {
     pub sink_dtype: fdm_dtype,
     pub num_sinks: i32,
     pub lse_without_sink: i32,
-    pub reserved: [i32; 28],
+    pub has_seqused_q: i32,
+    pub has_seqused_k: i32,
+    pub new_rows: i64,
+    pub has_cache: i32,
+    pub page_size: i32,
+    pub num_pages: i32,
+    pub max_pages: i32,
+    pub ragged_pages: i32,
+    pub has_first_key: i32,
+    pub has_cache_row: i32,
+    pub rotary_dim: i32,
+    pub rotary_interleaved: i32,
+    pub reserved: [i32; 15],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -286,6 +319,19 @@ pub struct fdm_topk_slots {
     pub length: *mut fdm_tensor,
     pub k: *mut fdm_tensor,
     pub v: *mut fdm_tensor,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_append_tensors {
+    pub struct_bytes: u32,
+    pub k: *mut fdm_tensor,
+    pub v: *mut fdm_tensor,
+    pub cache: *const fdm_cache,
+    pub slots: *const fdm_tensor,
+    pub positions: *const fdm_tensor,
+    pub q: *const fdm_tensor,
+    pub cu_seqlens_q: *const fdm_tensor,
+    pub q_out: *mut fdm_tensor,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -402,6 +448,7 @@ pub struct fdm_gemm_plan {
     pub choice: fdm_companion_choice,
 }
 grows! {
+    fdm_cache {}
     fdm_tensors {}
     fdm_options {window_left: -1_i64, window_right: -1_i64}
     fdm_merge_tensors {}
@@ -413,6 +460,7 @@ grows! {
     fdm_kernel_resources {}
     fdm_key_rules {}
     fdm_topk_slots {}
+    fdm_append_tensors {}
     fdm_setting_info {}
     fdm_cache_info {}
     fdm_softmax_tensors {}
@@ -474,6 +522,7 @@ extern "C" {
     pub fn fdm_topk_fill(bias: *const fdm_tensor, end: *const fdm_tensor, k: *const fdm_tensor, v: *const fdm_tensor, block_table: *const fdm_tensor, slots: *const fdm_topk_slots, stream: *mut c_void) -> fdm_status;
     pub fn fdm_topk_append(bias: *const fdm_tensor, real: *const fdm_tensor, k: *const fdm_tensor, v: *const fdm_tensor, slots: *const fdm_topk_slots, slot: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_count_visible(problem: *const fdm_problem, tensors: *const fdm_tensors, pairs: *mut i64) -> fdm_status;
+    pub fn fdm_cache_append(tensors: *const fdm_append_tensors) -> fdm_status;
     pub fn fdm_setting_list(index: i32, info: *mut fdm_setting_info) -> fdm_status;
     pub fn fdm_cache_folder(path: *mut c_char, size: usize) -> fdm_status;
     pub fn fdm_compiler_path(path: *mut c_char, size: usize) -> fdm_status;
