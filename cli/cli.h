@@ -14,6 +14,7 @@ int command_attend(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_mask(int argc, char **argv);
 int command_cache(int argc, char **argv);
+int command_tune(int argc, char **argv);
 
 /* "fdm: ..." on one line of stderr; returns `code`. */
 int complain(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));

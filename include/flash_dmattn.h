@@ -555,7 +555,64 @@ FDM_API fdm_status fdm_timer_start(fdm_timer *timer, void *stream);
 FDM_API fdm_status fdm_timer_stop(fdm_timer *timer, void *stream, double *seconds);
 FDM_API void fdm_timer_release(fdm_timer *timer);
 
-/* ---- 10. Masks as key intervals -------------------------------------------------------------------------------- */
+/* ---- 10. Tuning ------------------------------------------------------------------------------------------------- */
+
+/* Times the ways in which a device that is present can run a problem, the choice of the rules among them, on random
+ * tensors that it allocates there and gives back. Kernels are compiled before any is timed. Samples are taken in turns,
+ * each of at least a millisecond of work between two events of the default stream, on inputs that the L2 cache does not
+ * hold. All get one sample; those within 1.3 times the fastest go on to five, and the best three to fifteen. It ends
+ * early when one is ahead of the others by more than their quartiles, and when `seconds` of device time are spent.
+ *
+ * A way whose outputs differ from those of the rules' choice by more than twice the bound of the checks is not timed. A
+ * row says so. The best is another than the rules' where it takes at least 1 % less time, and less by more than both
+ * spreads. */
+enum { FDM_TUNE_SAMPLES = 15 };
+typedef struct fdm_tune_options {
+    uint32_t struct_bytes; /* sizeof(fdm_tune_options) */
+    int32_t exhaustive;    /* 1: every way gets `rounds` samples, but those that take three times the best one's time */
+    int32_t compile_only;  /* 1: kernels are made ready, and nothing is timed */
+    int32_t max_variants;  /* besides the rules' choice; 0 = 12, or all where exhaustive */
+    int32_t rounds;        /* exhaustive: 1 to FDM_TUNE_SAMPLES; 0 = 5 */
+    double seconds;        /* of device time at most; 0 = 2, or no limit where exhaustive */
+    int64_t window;        /* the W of key intervals, which are those of a top-W; 0 = an eighth of the keys */
+    /* Called between steps with what is done, or NULL: "compiling", "timing". */
+    void (*progress)(void *context, const char *step, int32_t done, int32_t count);
+    void *context;
+} fdm_tune_options;
+
+typedef enum fdm_tune_state {
+    FDM_TUNE_TIMED = 0,
+    FDM_TUNE_NOT_TIMED = 1, /* the limit of time came first */
+    FDM_TUNE_WRONG = 2,     /* its results differ from those of the rules' choice */
+    FDM_TUNE_FAILED = 3     /* it could not be compiled or run */
+} fdm_tune_state;
+
+typedef struct fdm_tune_row {
+    uint32_t struct_bytes; /* sizeof(fdm_tune_row); of an array the first one's counts */
+    fdm_tune_state state;
+    char kernel[48], choice[64];
+    int32_t is_rule; /* 1: the choice of the rules */
+    int32_t num_samples;
+    double seconds, quartile_low, quartile_high; /* of a call: the samples' median and quartiles; 0: not timed */
+    double difference;                           /* of its results from the rules' choice, as the checks count it */
+    double samples[FDM_TUNE_SAMPLES];            /* seconds of a call, in the order of rounds */
+    char why[160];                               /* of a row that is wrong or failed */
+} fdm_tune_row;
+
+typedef struct fdm_tune_result {
+    uint32_t struct_bytes;  /* sizeof(fdm_tune_result) */
+    int32_t num_rows;       /* the rules' choice is row 0 */
+    int32_t best;           /* its row; 0 where the rules' choice stays */
+    int32_t num_places;     /* where the inputs lay in turn */
+    double compile_seconds; /* on the clock */
+    double device_seconds;  /* of all samples */
+} fdm_tune_result;
+
+/* options NULL: the defaults. rows has room for `size`; ways that find none are left out. */
+FDM_API fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem, const fdm_tune_options *options,
+                            fdm_tune_row *rows, int32_t size, fdm_tune_result *result);
+
+/* ---- 11. Masks as key intervals -------------------------------------------------------------------------------- */
 
 /* The bias of a dynamic mask, a number a key and head of what a projection gives for them: a softplus(dt), or
  * exp(a softplus(dt)) where exponential is not 0.
@@ -699,7 +756,7 @@ typedef struct fdm_append_tensors {
 } fdm_append_tensors;
 FDM_API fdm_status fdm_cache_append(const fdm_append_tensors *tensors);
 
-/* ---- 11. Settings ---------------------------------------------------------------------------------------------- */
+/* ---- 12. Settings ---------------------------------------------------------------------------------------------- */
 
 /* A call that reads an environment variable of a value that is not allowed fails with FDM_ERROR_INVALID_ARGUMENT, and
  * the sentence names the variable, the value and what is allowed. An empty variable counts as unset.
@@ -742,7 +799,7 @@ FDM_API fdm_status fdm_cache_pack(const char *path, int64_t *num_entries, int64_
 /* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
 FDM_API void fdm_shutdown(void);
 
-/* ---- 12. Companions: what a kernel of another operation is chosen by ------------------------------------------- */
+/* ---- 13. Companions: what a kernel of another operation is chosen by ------------------------------------------- */
 
 /* The companions are other operations on CUDA devices, with entries of their own. A plan of theirs holds one of these,
  * a value without pointers. */
@@ -758,7 +815,7 @@ typedef struct fdm_companion_choice {
     int64_t reserved[8];     /* 0 */
 } fdm_companion_choice;
 
-/* ---- 13. Softmax along rows ------------------------------------------------------------------------------------ */
+/* ---- 14. Softmax along rows ------------------------------------------------------------------------------------ */
 
 /*     z = scale * x;  z_j = -inf where the mask is 0
  *     softmax:       out = exp(z) / sum exp(z);  dx = scale * out * (dout - sum(out * dout))
@@ -826,7 +883,7 @@ FDM_API fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan);
 /* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
 FDM_API fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description);
 
-/* ---- 14. Matrix products --------------------------------------------------------------------------------------- */
+/* ---- 15. Matrix products --------------------------------------------------------------------------------------- */
 
 /*     out = alpha * A B + beta * C
  *

@@ -37,6 +37,7 @@ MAY_INCLUDE = {
     "families/mma": {"base", "cuda", "problem", "device", "contract", "families", "gpu"},
     "companions": {"base", "cuda", "problem", "device"},
     "plan": {"base", "cuda", "problem", "device", "contract", "families"},
+    "tuner": {"base", "device", "problem", "contract", "plan"},
     ".": {"base", "cuda", "problem", "device", "contract", "gpu", "plan"},
 }
 # Headers without state or knowledge of attention that the command line tool may share.

@@ -153,6 +153,16 @@ static int may_be_code(const char *name) {
 
 int plan_knows_kernel(const char *name) { return family_of_kernel(name) || may_be_code(name); }
 
+int plan_may_tune(const fdm_device *device, const char *kernel) {
+    const struct family *family = family_of_kernel(kernel);
+    const int wide = strncmp(device->isa, "avx512", 6) == 0 || strcmp(device->isa, "amx") == 0;
+    if (!family || strcmp(family->name, "reference") == 0)
+        return 0;
+    if (family->device_type == FDM_CPU)
+        return !strstr(kernel, ".scalar") && !(wide && strstr(kernel, ".avx2"));
+    return !family->chosen_freely || family->chosen_freely(family, family_find_kernel(family, kernel));
+}
+
 static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                          fdm_plan *plan) {
     const char *wanted_family = wishes->family;

@@ -15,5 +15,8 @@ const struct family *plan_family(const fdm_plan *plan);
 int plan_names_row(const fdm_plan *plan, const struct family *family);
 /* Whether it is the name of a kernel, or has the form of a choice code. */
 int plan_knows_kernel(const char *name);
+/* Whether a tuner times the kernel on this device: those that are chosen freely, and on the CPU those of its better
+ * instruction sets. */
+int plan_may_tune(const fdm_device *device, const char *kernel);
 
 #endif

@@ -1,0 +1,81 @@
+/* tune_candidates.c: the ways to run a problem that a tuner times, and their kernels. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/threads.h"
+#include "plan/plan.h"
+#include "tuner/tuner.h"
+
+enum { CANDIDATES_MAX = 256 };
+
+static void add(struct tune_candidate *all, int32_t *count, const fdm_plan *plan, int is_rule) {
+    for (int32_t i = 0; i < *count; i++)
+        if (strcmp(all[i].plan.kernel, plan->kernel) == 0 && strcmp(all[i].plan.choice, plan->choice) == 0)
+            return;
+    struct tune_candidate *c = &all[(*count)++];
+    *c = (struct tune_candidate){.plan = *plan, .alive = 1, .calls = 1};
+    c->row = (fdm_tune_row){.struct_bytes = sizeof c->row, .is_rule = is_rule, .state = FDM_TUNE_NOT_TIMED};
+    snprintf(c->row.kernel, sizeof c->row.kernel, "%s", plan->kernel);
+    snprintf(c->row.choice, sizeof c->row.choice, "%s", plan->choice);
+}
+
+struct tune_candidate *tune_candidates(const fdm_device *device, const fdm_problem *problem, int32_t most,
+                                       int32_t *count) {
+    struct tune_candidate *all = memory_allocate(CANDIDATES_MAX * sizeof *all);
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
+    *count = 0;
+    if (!all) {
+        error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %d candidates", (int)CANDIDATES_MAX);
+        return NULL;
+    }
+    if (fdm_plan_attention(device, problem, NULL, &plan)) {
+        memory_release(all);
+        return NULL;
+    }
+    add(all, count, &plan, 1);
+    for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++) {
+        if (kernel.pass != problem->pass || kernel.device_type != device->id.type || !kernel.available ||
+            !plan_may_tune(device, kernel.name))
+            continue;
+        for (int32_t n = 0; *count < CANDIDATES_MAX && !fdm_plan_variant(device, problem, kernel.name, n, &plan); n++)
+            add(all, count, &plan, 0);
+    }
+    if (most >= 0 && *count > most + 1)
+        *count = most + 1;
+    return all;
+}
+
+/* ---- compilation ---- */
+
+struct compilation {
+    struct tune_candidate *candidates;
+    int32_t count;
+    atomic_int next, done;
+    const fdm_tune_options *options;
+};
+
+static void compile(void *argument, int32_t index) {
+    struct compilation *c = argument;
+    for (int32_t i; (i = atomic_fetch_add(&c->next, 1)) < c->count;) {
+        struct tune_candidate *one = &c->candidates[i];
+        if (fdm_prepare(&one->plan)) {
+            one->alive = 0;
+            one->row.state = FDM_TUNE_FAILED;
+            snprintf(one->row.why, sizeof one->row.why, "%s", fdm_last_error());
+        }
+        const int done = atomic_fetch_add(&c->done, 1) + 1;
+        if (c->options->progress && index == 0)
+            c->options->progress(c->options->context, "compiling", done, c->count);
+    }
+}
+
+void tune_compile(struct tune_candidate *candidates, int32_t count, const fdm_tune_options *options) {
+    struct compilation c = {.candidates = candidates, .count = count, .options = options};
+    const int32_t threads = threads_for(0, NULL);
+    threads_run(NULL, threads < count ? threads : count, compile, &c);
+}

@@ -1,0 +1,283 @@
+/* tune_data.c: random inputs of a problem on its device, and its outputs. */
+#include "tuner/tune_data.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "plan/plan.h"
+#include "tuner/tune_pattern.h"
+
+static const fdm_device_id host = {FDM_CPU, 0};
+enum { ALIGNMENT = 256, PLACES_MAX = 64 };
+
+static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+/* ---- shapes ---- */
+
+static void set_shape(struct tune_data *data, enum tune_role role, fdm_dtype dtype, int32_t ndim,
+                      const int64_t *shape) {
+    int64_t elements = 1;
+    for (int32_t i = 0; i < ndim; i++)
+        elements *= data->shapes[role][i] = shape[i];
+    data->views[role] = (fdm_tensor){.device = data->device,
+                                     .ndim = ndim,
+                                     .dtype = fdm_data_type_of(dtype),
+                                     .shape = data->shapes[role]};
+    data->bytes[role] = (size_t)(elements * fdm_dtype_bytes(dtype));
+}
+
+/* [B, S, h, D], or [total, h, D] of packed sequences. */
+static void set_matrix(struct tune_data *data, enum tune_role role, int is_q, int64_t heads, int64_t head_dim) {
+    const fdm_problem *p = data->problem;
+    const int64_t rows = p->varlen ? is_q ? p->total_q : p->total_k : is_q ? p->seqlen_q : p->seqlen_k;
+    const int64_t shape[4] = {p->batch, rows, heads, head_dim};
+    set_shape(data, role, p->dtype, p->varlen ? 3 : 4, p->varlen ? shape + 1 : shape);
+}
+
+static void set_rows(struct tune_data *data, enum tune_role role) {
+    const fdm_problem *p = data->problem;
+    const int64_t shape[3] = {p->batch, p->heads, p->varlen ? p->total_q : p->seqlen_q};
+    const fdm_dtype dtype = p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
+    set_shape(data, role, dtype, p->varlen ? 2 : 3, p->varlen ? shape + 1 : shape);
+}
+
+static void set_scores(struct tune_data *data) {
+    const fdm_problem *p = data->problem;
+    const int backward = p->pass == FDM_BACKWARD;
+    const int64_t intervals[3] = {p->interval_batch, p->interval_heads, p->varlen ? p->total_k : p->seqlen_k},
+                  sinks[2] = {p->num_sinks, p->heads}, ends[1] = {p->batch + 1};
+    const int32_t several = p->num_sinks > 1;
+    if (p->has_mask)
+        set_shape(data, TUNE_MASK, FDM_BOOL, 4, p->mask_shape);
+    if (p->has_bias)
+        set_shape(data, TUNE_BIAS, p->bias_dtype, 4, p->bias_shape);
+    if (p->has_bias && backward && p->needs_dbias)
+        set_shape(data, TUNE_DBIAS, p->bias_dtype, 4, p->bias_shape);
+    for (int role = TUNE_START; p->has_intervals && role <= TUNE_END; role++)
+        set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 2 : 3, p->varlen ? intervals + 1 : intervals);
+    if (p->has_sink)
+        set_shape(data, TUNE_SINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
+    if (p->has_sink && backward && p->needs_dsink)
+        set_shape(data, TUNE_DSINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
+    for (int role = TUNE_CU_Q; p->varlen && role <= TUNE_CU_K; role++)
+        set_shape(data, (enum tune_role)role, FDM_INT32, 1, ends);
+}
+
+static void set_shapes(struct tune_data *data) {
+    const fdm_problem *p = data->problem;
+    set_matrix(data, TUNE_Q, 1, p->heads, p->head_dim);
+    set_matrix(data, TUNE_K, 0, p->heads_kv, p->head_dim);
+    set_matrix(data, TUNE_V, 0, p->heads_kv, p->head_dim_v);
+    set_matrix(data, TUNE_OUT, 1, p->heads, p->head_dim_v);
+    if (p->pass == FDM_BACKWARD || p->needs_lse)
+        set_rows(data, TUNE_LSE);
+    if (p->has_lse_low)
+        set_rows(data, TUNE_LSE_LOW);
+    set_scores(data);
+    if (p->pass == FDM_FORWARD)
+        return;
+    set_matrix(data, TUNE_DOUT, 1, p->heads, p->head_dim_v);
+    if (p->has_dlse)
+        set_rows(data, TUNE_DLSE);
+    if (p->needs_dq)
+        set_matrix(data, TUNE_DQ, 1, p->heads, p->head_dim);
+    if (p->needs_dk)
+        set_matrix(data, TUNE_DK, 0, p->heads_kv, p->head_dim);
+    if (p->needs_dv)
+        set_matrix(data, TUNE_DV, 0, p->heads_kv, p->head_dim_v);
+}
+
+/* ---- memory ---- */
+
+/* As many places that all of them together are three times the last cache; on the CPU, whose caches a caller has just
+ * filled as a rule, two. */
+static int32_t places_of(const fdm_device *device, size_t bytes) {
+    if (device->id.type == FDM_CPU || bytes == 0)
+        return 2;
+    const double cache = device->l2_bytes > 0 ? (double)device->l2_bytes : 64 << 20;
+    const double wanted = ceil(3 * cache / (double)bytes);
+    return wanted < 1 ? 1 : wanted > PLACES_MAX ? PLACES_MAX : (int32_t)wanted;
+}
+
+static fdm_status allocate(struct tune_data *data, const fdm_device *device) {
+    fdm_status status = FDM_OK;
+    for (int i = 0; i < TUNE_ROTATING; i++)
+        data->place_bytes += aligned(data->bytes[i]);
+    data->num_places = places_of(device, data->place_bytes);
+    status = fdm_memory_allocate(data->device, data->place_bytes * (size_t)data->num_places, &data->places);
+    for (int i = TUNE_ROTATING; i < TUNE_ROLES && !status; i++)
+        if (data->views[i].ndim && !(status = fdm_memory_allocate(data->device, data->bytes[i], &data->memory[i])))
+            data->views[i].data = data->memory[i];
+    return status;
+}
+
+void tune_data_release(struct tune_data *data) {
+    fdm_memory_release(data->device, data->places);
+    for (int i = 0; i < TUNE_ROLES; i++)
+        fdm_memory_release(data->device, data->memory[i]);
+    data->places = NULL;
+    memset(data->memory, 0, sizeof data->memory);
+}
+
+fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
+    fdm_tensor *view[TUNE_ROLES];
+    char *at = (char *)data->places + (size_t)(number % data->num_places) * data->place_bytes;
+    for (int i = 0; i < TUNE_ROTATING; i++) {
+        data->views[i].data = at;
+        at += aligned(data->bytes[i]);
+    }
+    for (int i = 0; i < TUNE_ROLES; i++)
+        view[i] = data->views[i].ndim ? &data->views[i] : NULL;
+    return (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                         .q = view[TUNE_Q],
+                         .k = view[TUNE_K],
+                         .v = view[TUNE_V],
+                         .mask = view[TUNE_MASK],
+                         .bias = view[TUNE_BIAS],
+                         .interval_start = view[TUNE_START],
+                         .interval_end = view[TUNE_END],
+                         .cu_seqlens_q = view[TUNE_CU_Q],
+                         .cu_seqlens_k = view[TUNE_CU_K],
+                         .out = view[TUNE_OUT],
+                         .lse = view[TUNE_LSE],
+                         .dout = view[TUNE_DOUT],
+                         .dlse = view[TUNE_DLSE],
+                         .dq = view[TUNE_DQ],
+                         .dk = view[TUNE_DK],
+                         .dv = view[TUNE_DV],
+                         .dbias = view[TUNE_DBIAS],
+                         .lse_low = view[TUNE_LSE_LOW],
+                         .sink = view[TUNE_SINK],
+                         .dsink = view[TUNE_DSINK]};
+}
+
+/* ---- contents ---- */
+
+static fdm_status fill_random(struct tune_data *data) {
+    static const enum tune_role others[] = {TUNE_BIAS, TUNE_SINK, TUNE_DLSE, TUNE_OUT, TUNE_LSE};
+    const fdm_problem *p = data->problem;
+    fdm_status status =
+        tune_pattern_fill(data->device, data->places, data->place_bytes * (size_t)data->num_places, p->dtype);
+    for (size_t i = 0; i < sizeof others / sizeof others[0] && !status; i++)
+        if (data->memory[others[i]])
+            status = tune_pattern_fill(data->device, data->memory[others[i]], data->bytes[others[i]],
+                                       fdm_dtype_of(&data->views[others[i]]));
+    if (!status && data->memory[TUNE_MASK])
+        status = tune_pattern_fill(data->device, data->memory[TUNE_MASK], data->bytes[TUNE_MASK], FDM_BOOL);
+    if (!status && data->memory[TUNE_LSE_LOW])
+        status = fdm_memory_fill(data->device, data->memory[TUNE_LSE_LOW], 0, data->bytes[TUNE_LSE_LOW]);
+    return status;
+}
+
+/* Lengths of sequences that fall from the longest on by equal steps and sum up to the total. */
+static void make_lengths(int64_t batch, int64_t longest, int64_t total, int32_t *ends) {
+    int64_t left = total;
+    ends[0] = 0;
+    for (int64_t b = 0; b < batch; b++) {
+        const double share = batch > 1 ? (double)b / (double)(batch - 1) : 0;
+        const double mean = (double)total / (double)batch, spread = fmin((double)longest - mean, mean);
+        int64_t length = b == 0 ? longest : (int64_t)(mean + spread * (1 - 2 * share));
+        length = length > longest ? longest : length;
+        length = length > left || b == batch - 1 ? (left > longest ? longest : left) : length;
+        ends[b + 1] = ends[b] + (int32_t)length;
+        left -= length;
+    }
+}
+
+static fdm_status fill_sequences(struct tune_data *data) {
+    const fdm_problem *p = data->problem;
+    int32_t *ends = memory_allocate((size_t)(p->batch + 1) * sizeof *ends);
+    if (!ends)
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %lld lengths", (long long)p->batch);
+    make_lengths(p->batch, p->seqlen_q, p->total_q, ends);
+    fdm_status status = fdm_memory_copy(data->memory[TUNE_CU_Q], data->device, ends, host, data->bytes[TUNE_CU_Q]);
+    make_lengths(p->batch, p->seqlen_k, p->total_k, ends);
+    if (!status)
+        status = fdm_memory_copy(data->memory[TUNE_CU_K], data->device, ends, host, data->bytes[TUNE_CU_K]);
+    memory_release(ends);
+    return status;
+}
+
+static fdm_status fill_window(struct tune_data *data, int64_t window) {
+    int32_t sides[2] = {(int32_t)(window - 1), 0};
+    int64_t shape[2] = {1, 2};
+    void *there = NULL;
+    fdm_status status = fdm_memory_allocate(data->device, sizeof sides, &there);
+    if (!status)
+        status = fdm_memory_copy(there, data->device, sides, host, sizeof sides);
+    const fdm_tensor sizes = {
+        .data = there, .device = data->device, .ndim = 2, .dtype = fdm_data_type_of(FDM_INT32), .shape = shape};
+    const fdm_key_rules rules = {.struct_bytes = sizeof rules,
+                                 .window_sizes = &sizes,
+                                 .cu_seqlens_q = &data->views[TUNE_CU_Q],
+                                 .cu_seqlens_k = &data->views[TUNE_CU_K]};
+    if (!status)
+        status = fdm_rule_intervals(&rules, 0, &data->views[TUNE_START], &data->views[TUNE_END], NULL);
+    if (!status)
+        status = fdm_synchronize(data->device);
+    fdm_memory_release(data->device, there);
+    return status;
+}
+
+/* Top-W of a random bias, which is not that of the call. */
+static fdm_status fill_topk(struct tune_data *data, int64_t window) {
+    const fdm_tensor *start = &data->views[TUNE_START];
+    fdm_tensor bias = *start;
+    void *workspace = NULL;
+    bias.dtype = fdm_data_type_of(FDM_FLOAT32);
+    bias.data = NULL;
+    fdm_status status = fdm_memory_allocate(data->device, data->bytes[TUNE_START], &bias.data);
+    const size_t bytes = status ? 0 : fdm_topk_intervals_workspace(&bias, NULL);
+    if (!status)
+        status = tune_pattern_fill(data->device, bias.data, data->bytes[TUNE_START], FDM_FLOAT32);
+    if (!status)
+        status = fdm_memory_allocate(data->device, bytes, &workspace);
+    if (!status)
+        status = fdm_topk_intervals(&bias, NULL, window, data->problem->seqlen_q, &data->views[TUNE_START],
+                                    &data->views[TUNE_END], workspace, bytes, NULL);
+    if (!status)
+        status = fdm_synchronize(data->device);
+    fdm_memory_release(data->device, workspace);
+    fdm_memory_release(data->device, bias.data);
+    return status;
+}
+
+/* out and lse of a forward, which a backward wants. Where none takes the problem they stay random: gradients are then
+ * those of no attention, but of finite numbers still. */
+static fdm_status run_forward(const fdm_device *device, struct tune_data *data) {
+    fdm_options options = problem_options(data->problem);
+    const fdm_tensors all = tune_data_tensors(data, 0);
+    fdm_tensors tensors = all;
+    fdm_problem problem;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
+    void *workspace = NULL;
+    tensors.dout = tensors.dlse = NULL;
+    tensors.dq = tensors.dk = tensors.dv = tensors.dbias = tensors.dsink = NULL;
+    fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
+    if (!status && fdm_plan_attention(device, &problem, NULL, &plan))
+        return FDM_OK;
+    if (!status)
+        status = fdm_memory_allocate(data->device, (size_t)plan.workspace_bytes, &workspace);
+    if (!status)
+        status = fdm_execute(&plan, &tensors, workspace, (size_t)plan.workspace_bytes, NULL);
+    if (!status)
+        status = fdm_synchronize(data->device);
+    fdm_memory_release(data->device, workspace);
+    return status;
+}
+
+fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, int64_t window,
+                          struct tune_data *data) {
+    *data = (struct tune_data){.problem = problem, .device = device->id};
+    set_shapes(data);
+    fdm_status status = allocate(data, device);
+    if (!status)
+        status = fill_random(data);
+    if (!status && problem->varlen)
+        status = fill_sequences(data);
+    if (!status && problem->has_intervals)
+        status = problem->varlen ? fill_window(data, window) : fill_topk(data, window);
+    return !status && problem->pass == FDM_BACKWARD ? run_forward(device, data) : status;
+}

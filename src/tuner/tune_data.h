@@ -1,0 +1,67 @@
+/* tune_data.h: the tensors that a tuner runs a problem on: random inputs in several places, outputs, and what a result
+ * is compared by. */
+#ifndef FDM_TUNE_DATA_H
+#define FDM_TUNE_DATA_H
+
+#include "flash_dmattn.h"
+
+enum tune_role {
+    TUNE_Q,
+    TUNE_K,
+    TUNE_V,
+    TUNE_DOUT,
+    TUNE_ROTATING, /* those before lie at several places, so that a call finds none of them in the L2 cache */
+    TUNE_MASK = TUNE_ROTATING,
+    TUNE_BIAS,
+    TUNE_START,
+    TUNE_END,
+    TUNE_CU_Q,
+    TUNE_CU_K,
+    TUNE_SINK,
+    TUNE_DLSE,
+    TUNE_OUT,
+    TUNE_LSE,
+    TUNE_LSE_LOW,
+    TUNE_DQ,
+    TUNE_DK,
+    TUNE_DV,
+    TUNE_DBIAS,
+    TUNE_DSINK,
+    TUNE_ROLES
+};
+
+/* Tensors are contiguous; data NULL: the problem does not have it. Everything lies on the device. */
+struct tune_data {
+    const fdm_problem *problem;
+    fdm_device_id device;
+    fdm_tensor views[TUNE_ROLES];
+    int64_t shapes[TUNE_ROLES][4];
+    size_t bytes[TUNE_ROLES];
+    void *places, *memory[TUNE_ROLES]; /* of the rotating tensors, and of each other */
+    size_t place_bytes;
+    int32_t num_places;
+};
+
+/* Makes them; `window` is W of the key intervals, which are those of top-W (of packed sequences: of a window). The
+ * backward's out and lse are those of a forward. tune_data_release() after failures too. */
+fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, int64_t window, struct tune_data *data);
+void tune_data_release(struct tune_data *data);
+
+/* The tensors of the number-th call. The views belong to `data` and change with the next call of this function. */
+fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number);
+
+/* Evenly spread rows of every output, as floats on the host. */
+struct tune_sample {
+    int64_t count;
+    float *values;
+};
+/* Fills the outputs with NaN bytes. */
+fdm_status tune_data_poison(const struct tune_data *data);
+/* sample->values NULL: allocated here, for memory_release(). */
+fdm_status tune_data_sample(const struct tune_data *data, struct tune_sample *sample);
+/* The largest error of a row over the larger of its own magnitude and its tensor's root mean square; infinite where one
+ * of the two holds a NaN. */
+double tune_data_difference(const struct tune_data *data, const struct tune_sample *have,
+                            const struct tune_sample *want);
+
+#endif
