@@ -10,21 +10,32 @@
 #include "tuner/tune_pattern.h"
 
 static const fdm_device_id host = {FDM_CPU, 0};
-enum { ALIGNMENT = 256, PLACES_MAX = 64 };
+enum { ALIGNMENT = 256, PLACES_MAX = 1024 };
 
 static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 /* ---- shapes ---- */
 
+/* Rows of matrices, masks and biases begin at multiples of 16 bytes, as those of a problem that is aligned do. */
+static int64_t row_elements(enum tune_role role, fdm_dtype dtype, int64_t extent) {
+    const int64_t unit = 16 / fdm_dtype_bytes(dtype);
+    const int by_rows = role <= TUNE_BIAS || role == TUNE_OUT || (role >= TUNE_DQ && role <= TUNE_DBIAS);
+    return by_rows && extent > 1 ? (extent + unit - 1) / unit * unit : extent;
+}
+
 static void set_shape(struct tune_data *data, enum tune_role role, fdm_dtype dtype, int32_t ndim,
                       const int64_t *shape) {
     int64_t elements = 1;
-    for (int32_t i = 0; i < ndim; i++)
-        elements *= data->shapes[role][i] = shape[i];
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        data->shapes[role][i] = shape[i];
+        data->strides[role][i] = elements;
+        elements *= i == ndim - 1 ? row_elements(role, dtype, shape[i]) : shape[i];
+    }
     data->views[role] = (fdm_tensor){.device = data->device,
                                      .ndim = ndim,
                                      .dtype = fdm_data_type_of(dtype),
-                                     .shape = data->shapes[role]};
+                                     .shape = data->shapes[role],
+                                     .strides = data->strides[role]};
     data->bytes[role] = (size_t)(elements * fdm_dtype_bytes(dtype));
 }
 

@@ -30,12 +30,12 @@ enum tune_role {
     TUNE_ROLES
 };
 
-/* Tensors are contiguous; data NULL: the problem does not have it. Everything lies on the device. */
+/* Tensors are contiguous but for what fills their rows to 16 bytes; data NULL: the problem does not have it. Everything lies on the device. */
 struct tune_data {
     const fdm_problem *problem;
     fdm_device_id device;
     fdm_tensor views[TUNE_ROLES];
-    int64_t shapes[TUNE_ROLES][4];
+    int64_t shapes[TUNE_ROLES][4], strides[TUNE_ROLES][4];
     size_t bytes[TUNE_ROLES];
     void *places, *memory[TUNE_ROLES]; /* of the rotating tensors, and of each other */
     size_t place_bytes;

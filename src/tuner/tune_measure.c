@@ -115,10 +115,10 @@ static fdm_status check_candidates(struct tuner *t) {
 
 /* One sample of every candidate that is still in it, in turn. */
 static fdm_status run_round(struct tuner *t, int32_t number) {
-    for (int32_t i = 0; i < t->count && !is_late(t); i++) {
+    for (int32_t i = 0; i < t->count; i++) {
         struct tune_candidate *c = &t->candidates[i];
         double seconds;
-        if (!c->alive)
+        if (!c->alive || (is_late(t) && (i || number))) /* the rules' choice gets one sample at least */
             continue;
         if (t->options->progress)
             t->options->progress(t->options->context, "timing", i, t->count);

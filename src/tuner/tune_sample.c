@@ -20,7 +20,7 @@ struct spread {
 };
 static struct spread spread_of(const struct tune_data *data, int role) {
     const fdm_tensor *t = &data->views[role];
-    const int64_t last = role == TUNE_LSE ? 1 : t->shape[t->ndim - 1];
+    const int64_t last = role == TUNE_LSE ? 1 : t->ndim > 1 ? t->strides[t->ndim - 2] : t->shape[0];
     struct spread s = {.elements = (int64_t)data->bytes[role] / fdm_dtype_bytes(fdm_dtype_of(t)), .row = last};
     if (s.row > ROW_MAX || s.row < 1)
         s.row = ROW_MAX;
