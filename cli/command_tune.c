@@ -13,8 +13,10 @@
 static const char help[] =
     "usage: fdm tune [OPTION ...] [OPTIONS OF fdm plan]\n"
     "       fdm tune [OPTION ...] --from FILE\n"
+    "       fdm tune --list|--forget [--json]      fdm tune --export|--import FILE\n"
     "\n"
-    "Times the ways in which this machine can run a problem, each checked against the rules' choice first.\n"
+    "Times the ways in which this machine can run a problem, each checked against the rules' choice first, and keeps\n"
+    "the best for later calls of the problem's class (FLASH_DMATTN_TUNE=0 ignores it).\n"
     "\n"
     "  --from FILE        a problem on each line, in the words of `fdm plan` or as an object of JSON:\n"
     "                     {\"pass\": \"backward\", \"seqlen-q\": 8192, \"dtype\": \"bf16\", \"causal\": true}\n"
@@ -23,9 +25,12 @@ static const char help[] =
     "  --device DEVICE    cpu, cuda, cuda:N, or auto: a CUDA device where there is one  (auto)\n"
     "  --seconds X        device time of a problem at most                              (2)\n"
     "  --variants-max N   ways that are timed besides the rules' choice                 (12)\n"
-    "  --exhaustive       time every way, with all samples\n"
+    "  --no-keep          time alone\n"
+    "  --exhaustive       time every way, with all samples, and keep nothing\n"
     "  --rounds N         samples of each way there                                     (5)\n"
     "  --compile-only     make the kernels ready and time nothing\n"
+    "  --list  --forget   what is kept on this machine; removes it\n"
+    "  --export FILE  --import FILE   for other machines of the same kind\n"
     "  --json             a line for each problem\n"
     "\n"
     "examples: fdm tune --pass backward --batch 2 --heads 16 --seqlen-q 8192 --head-dim 128 --dtype bf16 --causal\n"
@@ -38,13 +43,14 @@ struct tune {
     struct device_choice choice;
     fdm_device device;
     fdm_tune_options options;
-    int json;
+    int json, no_keep, action; /* action: an option that stands alone, 0 = none */
+    const char *file;          /* of that option */
     struct tune_problems problems;
     char words[TUNE_TEXT_BYTES]; /* of the problem that the command line says */
     int wrong, failed;
 };
 
-enum { OPT_FROM = 256, OPT_DEVICE, OPT_SECONDS, OPT_VARIANTS, OPT_EXHAUSTIVE, OPT_ROUNDS, OPT_COMPILE, OPT_JSON };
+enum { OPT_FROM = 256, OPT_DEVICE, OPT_SECONDS, OPT_VARIANTS, OPT_EXHAUSTIVE, OPT_ROUNDS, OPT_COMPILE, OPT_JSON, OPT_NO_KEEP, OPT_LIST, OPT_FORGET, OPT_EXPORT, OPT_IMPORT };
 static const struct option options[] = {{"from", required_argument, 0, OPT_FROM},
                                         {"device", required_argument, 0, OPT_DEVICE},
                                         {"seconds", required_argument, 0, OPT_SECONDS},
@@ -52,7 +58,12 @@ static const struct option options[] = {{"from", required_argument, 0, OPT_FROM}
                                         {"exhaustive", no_argument, 0, OPT_EXHAUSTIVE},
                                         {"rounds", required_argument, 0, OPT_ROUNDS},
                                         {"compile-only", no_argument, 0, OPT_COMPILE},
-                                        {"json", no_argument, 0, OPT_JSON}};
+                                        {"json", no_argument, 0, OPT_JSON},
+                                        {"no-keep", no_argument, 0, OPT_NO_KEEP},
+                                        {"list", no_argument, 0, OPT_LIST},
+                                        {"forget", no_argument, 0, OPT_FORGET},
+                                        {"export", required_argument, 0, OPT_EXPORT},
+                                        {"import", required_argument, 0, OPT_IMPORT}};
 enum { NUM_OPTIONS = sizeof options / sizeof options[0] };
 
 static int set_option(struct tune *t, int option, const char *text) {
@@ -75,7 +86,9 @@ static int set_option(struct tune *t, int option, const char *text) {
         return 1;
     case OPT_EXHAUSTIVE: return t->options.exhaustive = 1;
     case OPT_COMPILE: return t->options.compile_only = 1;
-    default: return t->json = 1;
+    case OPT_JSON: return t->json = 1;
+    case OPT_NO_KEEP: return t->no_keep = 1;
+    default: t->file = text; return t->action = option;
     }
 }
 
@@ -102,6 +115,10 @@ static int read_options(struct tune *t, int argc, char **argv) {
         if (!set_option(t, options[which].val, options[which].has_arg ? argv[++i] : NULL))
             return 0;
     }
+    if (t->action && (t->from || *t->words))
+        return complain(0, "--list, --forget, --export and --import time nothing; a problem or --from stands alone");
+    if (t->action)
+        return 1;
     if (t->from && *t->words)
         return complain(0, "'%s' and --from say two problems; give one", t->words);
     return t->from ? tune_read_file(&t->problems, t->from) : tune_add_words(&t->problems, t->words, "tune");
@@ -165,6 +182,7 @@ static void put_row(struct json_writer *w, const fdm_tune_row *row) {
     json_put_text(w, "kernel", row->kernel);
     json_put_text(w, "choice", row->choice);
     json_put_text(w, "state", states[row->state]);
+    json_put_integer(w, "threads", row->num_threads);
     if (row->is_rule)
         json_put_raw(w, "rule", "true");
     if (row->num_samples) {
@@ -196,6 +214,7 @@ static void put_problem(const struct tune *t, int32_t n, fdm_status status, cons
         json_put_real(&w, "device_seconds", result->device_seconds);
         json_put_integer(&w, "places", result->num_places);
         json_put_text(&w, "best", rows[result->best].choice);
+        json_put_raw(&w, "kept", result->kept == 1 ? "true" : "false");
         json_open(&w, "rows", '[');
         for (int32_t i = 0; i < result->num_rows; i++)
             put_row(&w, &rows[i]);
@@ -221,6 +240,8 @@ static void print_problem(const struct tune *t, int32_t n, const fdm_tune_row *r
     for (int32_t i = 0; i < result->num_rows; i++) {
         const fdm_tune_row *row = sorted[i];
         printf("  %-24s %-44s ", row->kernel, row->choice);
+        if (t->device.id.type == FDM_CPU)
+            printf("%2d threads ", row->num_threads);
         if (row->num_samples)
             printf("%10.4f ms  %9.4f %9.4f  of %d%s\n", row->seconds * 1e3, row->quartile_low * 1e3,
                    row->quartile_high * 1e3, row->num_samples, row->is_rule ? "  rule" : "");
@@ -232,6 +253,8 @@ static void print_problem(const struct tune *t, int32_t n, const fdm_tune_row *r
                100 * (1 - best->seconds / rows[0].seconds));
     else
         printf("  best: the rules' choice, %s\n", best->choice);
+    if (result->kept == 2)
+        printf("  the cache folder cannot be written: nothing is kept\n");
 }
 
 static void report_progress(void *context, const char *step, int32_t done, int32_t count) {
@@ -246,6 +269,7 @@ static fdm_status tune_one(struct tune *t, int32_t n) {
     fdm_tune_options own = t->options;
     own.progress = report_progress;
     own.window = t->problems.list[n].window;
+    own.keep = !t->no_keep && !own.exhaustive && !own.compile_only;
     rows[0].struct_bytes = sizeof rows[0];
     const fdm_status status = fdm_tune(&t->device, &t->problems.list[n].problem, &own, rows, ROWS_MAX, &result);
     progress(NULL);
@@ -274,6 +298,71 @@ static int tune_all(struct tune *t) {
     return t->failed ? EXIT_WRONG : EXIT_FINE;
 }
 
+/* ---- what is kept ---- */
+
+static void put_kept(struct json_writer *w, const fdm_kept_choice *c) {
+    json_open(w, NULL, '{');
+    json_put_text(w, "file", c->file);
+    if (*c->key) {
+        json_put_text(w, "key", c->key);
+        json_put_text(w, "maker", c->maker);
+        json_put_integer(w, "date", c->date);
+        json_put_text(w, "kernel", c->kernel);
+        json_put_text(w, "choice", c->choice);
+        json_put_integer(w, "threads", c->num_threads);
+        json_put_real(w, "seconds", c->seconds);
+        json_put_text(w, "rule", c->rule_choice);
+        json_put_real(w, "rule_seconds", c->rule_seconds);
+    }
+    json_put_text(w, "ignored", *c->ignored ? c->ignored : NULL);
+    json_close(w, '}');
+}
+
+static void print_kept(const fdm_kept_choice *c) {
+    if (*c->key)
+        printf("%s\n  %s %s: %.4f ms, %.1f %% less than %s\n", c->key, c->kernel, c->choice, c->seconds * 1e3,
+               100 * (1 - c->seconds / c->rule_seconds), c->rule_choice);
+    if (*c->ignored)
+        printf("%s%s is not used: it %s\n", *c->key ? "  " : "", c->file, c->ignored);
+}
+
+static int list_kept(int json) {
+    fdm_kept_choice kept = {.struct_bytes = sizeof kept};
+    struct json_writer w = {.stream = stdout};
+    char folder[512];
+    fdm_status status = fdm_cache_folder(folder, sizeof folder);
+    if (status)
+        return fail(status);
+    if (json)
+        json_open(&w, NULL, '[');
+    int32_t n = 0;
+    for (; !fdm_tune_kept(n, &kept); n++)
+        json ? put_kept(&w, &kept) : print_kept(&kept);
+    if (json)
+        json_close(&w, ']');
+    else
+        printf("%d kept choices in %s/tuned", n, folder);
+    puts("");
+    return EXIT_FINE;
+}
+
+static int act_on_kept(const struct tune *t) {
+    int64_t count = 0;
+    if (t->action == OPT_LIST)
+        return list_kept(t->json);
+    const fdm_status status = t->action == OPT_FORGET   ? fdm_tune_forget(&count)
+                              : t->action == OPT_EXPORT ? fdm_tune_export(t->file, &count)
+                                                        : fdm_tune_import(t->file, &count);
+    if (status)
+        return fail(status);
+    const char *done = t->action == OPT_FORGET ? "removed" : t->action == OPT_EXPORT ? "written" : "taken in";
+    if (t->json)
+        printf("{\"choices\": %lld}\n", (long long)count);
+    else
+        printf("%lld kept choices %s\n", (long long)count, done);
+    return EXIT_FINE;
+}
+
 int command_tune(int argc, char **argv) {
     static struct tune t = {.choice = {1, {FDM_CPU, 0}}, .options = {.struct_bytes = sizeof t.options}};
     for (int i = 1; i < argc; i++)
@@ -283,6 +372,8 @@ int command_tune(int argc, char **argv) {
         }
     if (!read_options(&t, argc, argv))
         return EXIT_USAGE;
+    if (t.action)
+        return act_on_kept(&t);
     const fdm_status status = choose_device(&t);
     if (status)
         return fail(status);

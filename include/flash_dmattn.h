@@ -269,6 +269,15 @@ typedef struct fdm_tensors {
 
 typedef struct fdm_executor fdm_executor;
 
+/* What is made of choices that fdm_tune() has kept. */
+typedef enum fdm_tune_wish {
+    FDM_TUNE_DEFAULT = 0, /* FLASH_DMATTN_TUNE: unset uses what was kept, 1 is FDM_TUNE_MEASURE, 0 FDM_TUNE_RULES */
+    /* The one-call form also measures a class of problems at its first use, outside of captures, which may take the
+     * compilation and two seconds. */
+    FDM_TUNE_MEASURE = 1,
+    FDM_TUNE_RULES = 2 /* the rules alone */
+} fdm_tune_wish;
+
 typedef struct fdm_options {
     uint32_t struct_bytes;     /* sizeof(fdm_options); fdm_options_default() sets it */
     int32_t has_softmax_scale; /* 0: softmax_scale = D^-0.5 of q's own D */
@@ -286,6 +295,7 @@ typedef struct fdm_options {
     const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
     int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
+    int64_t tune; /* fdm_tune_wish; a call that is deterministic or forces a kernel or family looks at no kept choice */
 } fdm_options;
 
 /* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
@@ -565,7 +575,8 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
  *
  * A way whose outputs differ from those of the rules' choice by more than twice the bound of the checks is not timed. A
  * row says so. The best is another than the rules' where it takes at least 1 % less time, and less by more than both
- * spreads. */
+ * spreads. What is kept is a wish: a plan whose device and class it is of takes it where the kernel does, and its
+ * reason says when it was measured, or why it was passed over. docs/tuning.md has the classes. */
 enum { FDM_TUNE_SAMPLES = 15 };
 typedef struct fdm_tune_options {
     uint32_t struct_bytes; /* sizeof(fdm_tune_options) */
@@ -573,11 +584,13 @@ typedef struct fdm_tune_options {
     int32_t compile_only;  /* 1: kernels are made ready, and nothing is timed */
     int32_t max_variants;  /* besides the rules' choice; 0 = 12, or all where exhaustive */
     int32_t rounds;        /* exhaustive: 1 to FDM_TUNE_SAMPLES; 0 = 5 */
+    int32_t keep;          /* 1: the best is kept for later calls of the problem's class, on disk where that can be */
     double seconds;        /* of device time at most; 0 = 2, or no limit where exhaustive */
     int64_t window;        /* the W of key intervals, which are those of a top-W; 0 = an eighth of the keys */
     /* Called between steps with what is done, or NULL: "compiling", "timing". */
     void (*progress)(void *context, const char *step, int32_t done, int32_t count);
     void *context;
+    void *stream; /* CUDA: whose calls are timed; NULL = the legacy default stream */
 } fdm_tune_options;
 
 typedef enum fdm_tune_state {
@@ -593,6 +606,7 @@ typedef struct fdm_tune_row {
     char kernel[48], choice[64];
     int32_t is_rule; /* 1: the choice of the rules */
     int32_t num_samples;
+    int32_t num_threads, reserved;               /* CPU; 0 */
     double seconds, quartile_low, quartile_high; /* of a call: the samples' median and quartiles; 0: not timed */
     double difference;                           /* of its results from the rules' choice, as the checks count it */
     double samples[FDM_TUNE_SAMPLES];            /* seconds of a call, in the order of rounds */
@@ -606,11 +620,35 @@ typedef struct fdm_tune_result {
     int32_t num_places;     /* where the inputs lay in turn */
     double compile_seconds; /* on the clock */
     double device_seconds;  /* of all samples */
+    int32_t kept;           /* 1: in a file and memory. 2: in this process' memory alone */
+    int32_t reserved;       /* 0 */
 } fdm_tune_result;
 
 /* options NULL: the defaults. rows has room for `size`; ways that find none are left out. */
 FDM_API fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem, const fdm_tune_options *options,
                             fdm_tune_row *rows, int32_t size, fdm_tune_result *result);
+
+/* Choices that are kept in files, by index from 0, in no order; FDM_ERROR_INVALID_ARGUMENT past the last. */
+typedef struct fdm_kept_choice {
+    uint32_t struct_bytes;                     /* sizeof(fdm_kept_choice) */
+    int32_t num_samples;                       /* of the choice */
+    int32_t num_threads, reserved;             /* CPU; 0 */
+    char kernel[48], choice[64];               /* of the rules where they stay */
+    char rule_kernel[48], rule_choice[64];     /* of the rules then */
+    double seconds, rule_seconds;              /* medians */
+    int64_t date;                              /* seconds since 1970 */
+    char key[896];                             /* the device and the class of problems, in words */
+    char maker[128];                           /* library, kernels' sources, driver and NVRTC that it was measured with */
+    char file[128];                            /* its name in the folder "tuned" of fdm_cache_folder() */
+    char ignored[128];                         /* why it is not used; "" where it is */
+} fdm_kept_choice;
+FDM_API fdm_status fdm_tune_kept(int32_t index, fdm_kept_choice *choice);
+/* Writes all whole choices to a file, a line each, or takes those of such a file in; *count receives how many. A line
+ * that is damaged is an error that names it, and those before it are taken in. */
+FDM_API fdm_status fdm_tune_export(const char *path, int64_t *count);
+FDM_API fdm_status fdm_tune_import(const char *path, int64_t *count);
+/* Removes all. count may be NULL. */
+FDM_API fdm_status fdm_tune_forget(int64_t *count);
 
 /* ---- 11. Masks as key intervals -------------------------------------------------------------------------------- */
 

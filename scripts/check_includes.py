@@ -36,9 +36,10 @@ MAY_INCLUDE = {
     "families/hopper": {"base", "cuda", "problem", "device", "contract", "families", "gpu"},
     "families/mma": {"base", "cuda", "problem", "device", "contract", "families", "gpu"},
     "companions": {"base", "cuda", "problem", "device"},
-    "plan": {"base", "cuda", "problem", "device", "contract", "families"},
-    "tuner": {"base", "device", "problem", "contract", "plan"},
-    ".": {"base", "cuda", "problem", "device", "contract", "gpu", "plan"},
+    "tuning": {"base", "cuda", "device", "system"},
+    "plan": {"base", "cuda", "problem", "device", "contract", "families", "tuning"},
+    "tuner": {"base", "cuda", "system", "device", "problem", "contract", "plan", "tuning"},
+    ".": {"base", "cuda", "problem", "device", "contract", "gpu", "plan", "tuner", "tuning"},
 }
 # Headers without state or knowledge of attention that the command line tool may share.
 SHARED_LEAVES = {"base/half.h", "base/json_reader.h"}

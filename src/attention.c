@@ -11,6 +11,7 @@
 #include "plan/plan.h"
 #include "problem/problem.h"
 #include "problem/problem_fields.h"
+#include "tuner/first_use.h"
 
 /* The line of spec 6.2. */
 static void print_profile(const fdm_plan *plan) {
@@ -167,7 +168,8 @@ static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, cons
     struct attention attention;
     fdm_plan plan;
     fdm_status status = problem_from_tensors(pass, tensors, options, &problem, &attention);
-    if (status || (status = plan_call(tensors->q->device, &problem, options, &plan)))
+    if (status || (status = tune_first_use(tensors->q->device, &problem, options)) ||
+        (status = plan_call(tensors->q->device, &problem, options, &plan)))
         return status;
     const struct family *family = family_of(&plan, &status);
     if (!family)

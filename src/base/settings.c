@@ -47,6 +47,10 @@ static const struct {
     [SETTING_LOG] = {{"FLASH_DMATTN_LOG",
                       "1: print each plan and its reason to stderr, and whose compiled kernels are ignored", "0 or 1"},
                      FLAG},
+    [SETTING_TUNE] = {{"FLASH_DMATTN_TUNE",
+                       "1: measure a class of problems at its first call; 0: the rules alone (default: what was kept)",
+                       "0 or 1"},
+                      FLAG},
 };
 
 const struct setting_facts *setting_facts(enum setting setting) { return &settings[setting].facts; }

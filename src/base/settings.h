@@ -16,6 +16,7 @@ enum setting {
     SETTING_NUM_THREADS,
     SETTING_CPU_ISA, /* best instruction set to use */
     SETTING_LOG,     /* a flag */
+    SETTING_TUNE,    /* a flag, of which unset is a third value */
     SETTING_COUNT
 };
 enum { SETTING_PATH_BYTES = 512 }; /* of a path that a variable may hold, with its end */

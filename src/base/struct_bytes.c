@@ -13,7 +13,7 @@
 ENDS_WITH(fdm_cache, rotary_start);
 ENDS_WITH(fdm_tensors, cache);
 ENDS_WITH(fdm_append_tensors, q_out);
-ENDS_WITH(fdm_options, lse_without_sink);
+ENDS_WITH(fdm_options, tune);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);
 ENDS_WITH(fdm_arch_config, shared_bytes);
@@ -31,6 +31,10 @@ ENDS_WITH(fdm_softmax_plan, choice);
 ENDS_WITH(fdm_gemm_tensors, out);
 ENDS_WITH(fdm_gemm_options, stream);
 ENDS_WITH(fdm_gemm_plan, choice);
+ENDS_WITH(fdm_tune_options, stream);
+ENDS_WITH(fdm_tune_row, why);
+ENDS_WITH(fdm_tune_result, reserved);
+ENDS_WITH(fdm_kept_choice, ignored);
 
 /* Other numbers are of memory that nobody set: sizes are multiples of the alignment, and far below the limit. */
 enum { ALIGNMENT = _Alignof(uint32_t), LIMIT = 1 << 16 };

@@ -180,7 +180,7 @@ int cache_store(const struct cache_key *key, const struct cuda_binary *binary) {
     entry_name(key, name);
     const int written = system_replace_in(&folder, name, header, sizeof header, binary->code, binary->bytes);
     if (written)
-        cache_evict(&folder);
+        cache_evict(&folder, ".cubin", cache_limit());
     system_close_folder(&folder);
     return written;
 }

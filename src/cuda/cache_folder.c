@@ -68,14 +68,42 @@ int cache_folder_open(int make, struct system_folder *folder) {
     return 0;
 }
 
+int cache_folder_open_below(const char *below, int make, struct system_folder *folder, const char **foreign) {
+    char path[CACHE_FOLDER_BYTES];
+    struct system_file_facts facts;
+    *foreign = NULL;
+    if (fdm_cache_folder(path, sizeof path))
+        return 0;
+    const size_t above = strlen(path);
+    if (snprintf(path + above, sizeof path - above, "/%s", below) >= (int)(sizeof path - above))
+        return 0;
+    if (make)
+        system_make_folders(path);
+    path[above] = 0;
+    for (int level = 0; level < 2; level++) {
+        if (!system_open_folder(folder, path, &facts))
+            return 0;
+        *foreign = facts.foreign;
+        if (level == 1 && !*foreign)
+            return 1;
+        system_close_folder(folder);
+        if (*foreign)
+            return 0;
+        path[above] = '/';
+    }
+    return 0;
+}
+
 /* ---- what is in it ---- */
 
-int cache_walk_on(struct system_walk *walk) {
+int cache_walk_to(struct system_walk *walk, const char *suffix) {
     while (system_walk_on(walk))
-        if (walk->facts.regular && strstr(walk->name, ".cubin"))
+        if (walk->facts.regular && strstr(walk->name, suffix))
             return 1;
     return 0;
 }
+
+int cache_walk_on(struct system_walk *walk) { return cache_walk_to(walk, ".cubin"); }
 
 /* ---- how large it may be ---- */
 
@@ -95,21 +123,22 @@ static int compare_ages(const void *a, const void *b) {
 }
 
 /* The temporary file of a process that has had time enough. */
-static int is_left_over(const struct system_walk *walk) {
+static int is_left_over(const struct system_walk *walk, const char *suffix) {
     enum { SECONDS = 3600 };
-    return strcmp(strstr(walk->name, ".cubin"), ".cubin") != 0 &&
+    return strcmp(strstr(walk->name, suffix), suffix) != 0 &&
            walk->facts.changed / 1000000000 + SECONDS < time(NULL);
 }
 
 /* At most `size` entries into `all`, which may be NULL; *bytes receives those of all. */
-static int64_t list(const struct system_folder *folder, struct aged *all, int64_t size, int64_t *bytes) {
+static int64_t list(const struct system_folder *folder, const char *suffix, struct aged *all, int64_t size,
+                    int64_t *bytes) {
     struct system_walk walk;
     int64_t count = 0;
     *bytes = 0;
     if (!system_begin_walk(&walk, folder))
         return 0;
-    while (cache_walk_on(&walk)) {
-        if (is_left_over(&walk) && system_remove_in(folder, walk.name))
+    while (cache_walk_to(&walk, suffix)) {
+        if (is_left_over(&walk, suffix) && system_remove_in(folder, walk.name))
             continue;
         if (all && count == size)
             break;
@@ -125,16 +154,15 @@ static int64_t list(const struct system_folder *folder, struct aged *all, int64_
     return count;
 }
 
-void cache_evict(const struct system_folder *folder) {
-    const int64_t limit = cache_limit();
+void cache_evict(const struct system_folder *folder, const char *suffix, int64_t limit) {
     int64_t bytes;
-    const int64_t size = list(folder, NULL, 0, &bytes);
+    const int64_t size = list(folder, suffix, NULL, 0, &bytes);
     if (bytes <= limit)
         return;
     struct aged *all = memory_allocate((size_t)size * sizeof *all);
     if (!all)
         return;
-    const int64_t count = list(folder, all, size, &bytes), enough = limit - limit / 8;
+    const int64_t count = list(folder, suffix, all, size, &bytes), enough = limit - limit / 8;
     qsort(all, (size_t)count, sizeof *all, compare_ages);
     for (int64_t i = 0; i + 1 < count && bytes > enough; i++) /* the last was made just now */
         if (system_remove_in(folder, all[i].name))

@@ -94,6 +94,12 @@ fdm_status cuda_resources_for(const char *arch, const struct cuda_kernel_request
 int32_t cuda_device_count(void);
 /* Facts of a present device. */
 fdm_status cuda_device_facts(int32_t index, fdm_device *device);
+/* The name of a present device's product, and the version of its driver, 13000 for 13.0. */
+fdm_status cuda_device_product(int32_t index, char *name, size_t size, int32_t *driver_version);
+/* A hash of all kernels' sources. */
+uint64_t cuda_sources_hash(void);
+/* Whether work on the stream is captured, or cannot be timed now for a capture's sake. */
+int cuda_is_capturing(int32_t device, void *stream);
 
 /* Memory, copies and time; the public fdm_memory_* and fdm_timer_* functions end here for FDM_CUDA. */
 fdm_status cuda_memory_allocate(int32_t device, size_t bytes, void **memory);

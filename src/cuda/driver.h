@@ -103,7 +103,8 @@ _Static_assert(sizeof(struct cu_launch_config) == 56, "CUlaunchConfig");
        const unsigned long long *stride_bytes, const unsigned *box, const unsigned *element_strides, int interleave,  \
        int swizzle, int l2_promotion, int out_of_bounds_fill))                                                        \
     X(capture_mode_exchange, "cuThreadExchangeStreamCaptureMode", (int *mode))                                        \
-    X(stream_context, "cuStreamGetCtx", (cu_stream stream, cu_context * context))
+    X(stream_context, "cuStreamGetCtx", (cu_stream stream, cu_context * context))                                     \
+    X(stream_capturing, "cuStreamIsCapturing", (cu_stream stream, int *status))
 
 struct cuda_driver {
 #define CU_MEMBER(member, name, parameters) cu_result(*member) parameters;

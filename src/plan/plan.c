@@ -12,6 +12,7 @@
 #include "device/isa.h"
 #include "device/threads.h"
 #include "families/families.h"
+#include "tuning/store.h"
 
 const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room) {
     plan = STRUCT_READ(fdm_plan, plan, room);
@@ -79,6 +80,7 @@ struct wishes {
     int kernel_is_set;           /* by FLASH_DMATTN_KERNEL */
     int32_t num_threads;
     enum scheduler scheduler;
+    int tune; /* of plan_tune_wish() */
 };
 
 static fdm_status scheduler_wish(enum scheduler *scheduler) {
@@ -115,8 +117,10 @@ static int32_t worthwhile_threads(const fdm_problem *p, int32_t wanted, const fd
 
 static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options,
                             struct wishes *out) {
-    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 0, 1, SCHEDULER_ANY};
+    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 0, 1, SCHEDULER_ANY, 0};
     fdm_status status = scheduler_wish(&wishes.scheduler);
+    if (!status)
+        status = plan_tune_wish(problem, options, &wishes.tune);
     if (!wishes.kernel && !wishes.family)
         wishes.kernel_is_set = (wishes.kernel = setting_get(SETTING_KERNEL)) != NULL;
     if (!status && device_type == FDM_CPU) {
@@ -202,24 +206,6 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
                      wishes->kernel_is_set ? " under FLASH_DMATTN_KERNEL" : "", reasons);
 }
 
-fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
-                              fdm_plan *plan) {
-    fdm_device device_room;
-    fdm_options options_room;
-    if (!(device = STRUCT_READ(fdm_device, device, &device_room)) ||
-        (options && !(options = STRUCT_READ(fdm_options, options, &options_room))))
-        return FDM_ERROR_INVALID_ARGUMENT;
-    fdm_status status = STRUCT_CHECK(fdm_plan, plan);
-    if (status || (status = fdm_problem_validate(problem)))
-        return status;
-    struct wishes wishes;
-    fdm_plan made;
-    if ((status = wishes_of(problem, device->id.type, options, &wishes)) ||
-        (status = choose(device, problem, &wishes, &made)))
-        return status;
-    return STRUCT_WRITE(fdm_plan, plan, &made);
-}
-
 static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t index,
                              int32_t number, fdm_plan *plan) {
     fdm_plan candidate = empty_plan(request->device, request->problem);
@@ -236,6 +222,62 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no variant %d for this problem", request->kernel, number);
     *plan = candidate;
     return FDM_OK;
+}
+
+/* The rules' plan, or that of a kept choice. */
+static fdm_status choose_or_keep(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
+                                 fdm_plan *plan) {
+    const fdm_status status = choose(device, problem, wishes, plan);
+    if (!status && wishes->tune && device->present)
+        plan_apply_kept(device, plan);
+    return status;
+}
+
+fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                              fdm_plan *plan) {
+    fdm_device device_room;
+    fdm_options options_room;
+    if (!(device = STRUCT_READ(fdm_device, device, &device_room)) ||
+        (options && !(options = STRUCT_READ(fdm_options, options, &options_room))))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    fdm_status status = STRUCT_CHECK(fdm_plan, plan);
+    if (status || (status = fdm_problem_validate(problem)))
+        return status;
+    struct wishes wishes;
+    fdm_plan made;
+    if ((status = wishes_of(problem, device->id.type, options, &wishes)) ||
+        (status = choose_or_keep(device, problem, &wishes, &made)))
+        return status;
+    return STRUCT_WRITE(fdm_plan, plan, &made);
+}
+
+fdm_status plan_by_rules(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                         fdm_plan *plan) {
+    struct wishes wishes;
+    const fdm_status status = wishes_of(problem, device->id.type, options, &wishes);
+    return status ? status : choose(device, problem, &wishes, plan);
+}
+
+fdm_status plan_of_choice(const fdm_device *device, const fdm_problem *problem, const char *kernel, const char *choice,
+                          int32_t num_threads, fdm_plan *plan) {
+    const struct family *family = family_of_kernel(kernel);
+    if (!family)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
+    const struct plan_request request = {.device = device,
+                                         .problem = problem,
+                                         .kernel = kernel,
+                                         .names_kernel = 1,
+                                         .family_forced = 1,
+                                         .num_threads = num_threads,
+                                         .scheduler = SCHEDULER_ANY};
+    fdm_status status = FDM_OK;
+    for (int32_t n = 0; !status; n++)
+        if (!(status = variant_of(family, &request, family_find_kernel(family, kernel), n, plan)) &&
+            strcmp(plan->choice, choice) == 0)
+            return FDM_OK;
+    return status == FDM_ERROR_UNSUPPORTED
+               ? status
+               : error_set(FDM_ERROR_UNSUPPORTED, "%s has no way %s for this problem", kernel, choice);
 }
 
 fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel, int32_t variant,
@@ -274,6 +316,8 @@ static _Thread_local struct kept_plan {
     struct cpu_isas isas;
     int32_t num_threads;
     enum scheduler scheduler;
+    int tune;
+    uint32_t generation; /* of what was kept */
     char kernel[64], family[16]; /* "" = free choice */
     fdm_plan plan;
 } kept_plans[2];
@@ -295,17 +339,20 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
         return status;
     if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index ||
         kept->isas.best != isas.best || kept->isas.highest != isas.highest || kept->num_threads != wishes.num_threads ||
-        kept->scheduler != wishes.scheduler || !same_wish(wishes.kernel, kept->kernel) ||
+        kept->scheduler != wishes.scheduler || kept->tune != wishes.tune ||
+        (wishes.tune && kept->generation != tuning_generation()) || !same_wish(wishes.kernel, kept->kernel) ||
         !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
         kept->made = 0;
+        kept->generation = tuning_generation();
         if ((id.type == FDM_CPU && (status = device_facts(id.type, id.index, &device))) ||
-            (status = choose(&device, problem, &wishes, &kept->plan)))
+            (status = choose_or_keep(&device, problem, &wishes, &kept->plan)))
             return status;
         keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
         keep_wish(wishes.family, kept->family, sizeof kept->family);
         kept->isas = isas;
         kept->num_threads = wishes.num_threads;
         kept->scheduler = wishes.scheduler;
+        kept->tune = wishes.tune;
         kept->made = 1;
     }
     *plan = kept->plan;

@@ -7,6 +7,18 @@
 /* The plan of the one-call form on this machine's device: fdm_plan_attention()'s, made again only when it can differ
  * from that of the thread's last call. `problem` comes from tensors on the device. */
 fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan);
+/* The same by rules alone, whatever was kept. */
+fdm_status plan_by_rules(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                         fdm_plan *plan);
+/* Whether a call with these options may take a choice that was kept (1), may measure one besides (2), or is to take that
+ * of the rules (0). An error where a variable of the environment is not allowed. */
+fdm_status plan_tune_wish(const fdm_problem *problem, const fdm_options *options, int *wish);
+/* A kernel's plan of this choice code, as fdm_plan_variant() gives it. */
+fdm_status plan_of_choice(const fdm_device *device, const fdm_problem *problem, const char *kernel, const char *choice,
+                          int32_t num_threads, fdm_plan *plan);
+/* Puts the choice that was kept for the problem's class in the place of the rules' plan, or says in its reason why not.
+ */
+void plan_apply_kept(const fdm_device *device, fdm_plan *plan);
 /* A caller's plan, whole: itself or `*room`. NULL with a sentence: it is none, or of a newer version. */
 const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room);
 /* The family a plan names, NULL when there is none (a plan from JSON may be foreign). */

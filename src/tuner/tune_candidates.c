@@ -14,11 +14,13 @@ enum { CANDIDATES_MAX = 256 };
 
 static void add(struct tune_candidate *all, int32_t *count, const fdm_plan *plan, int is_rule) {
     for (int32_t i = 0; i < *count; i++)
-        if (strcmp(all[i].plan.kernel, plan->kernel) == 0 && strcmp(all[i].plan.choice, plan->choice) == 0)
+        if (strcmp(all[i].plan.kernel, plan->kernel) == 0 && strcmp(all[i].plan.choice, plan->choice) == 0 &&
+            all[i].plan.num_threads == plan->num_threads)
             return;
     struct tune_candidate *c = &all[(*count)++];
     *c = (struct tune_candidate){.plan = *plan, .alive = 1, .calls = 1};
     c->row = (fdm_tune_row){.struct_bytes = sizeof c->row, .is_rule = is_rule, .state = FDM_TUNE_NOT_TIMED};
+    c->row.num_threads = plan->num_threads;
     snprintf(c->row.kernel, sizeof c->row.kernel, "%s", plan->kernel);
     snprintf(c->row.choice, sizeof c->row.choice, "%s", plan->choice);
 }
@@ -33,11 +35,14 @@ struct tune_candidate *tune_candidates(const fdm_device *device, const fdm_probl
         error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %d candidates", (int)CANDIDATES_MAX);
         return NULL;
     }
-    if (fdm_plan_attention(device, problem, NULL, &plan)) {
+    if (plan_by_rules(device, problem, NULL, &plan)) {
         memory_release(all);
         return NULL;
     }
     add(all, count, &plan, 1);
+    if (plan.num_threads > 1 && !plan_of_choice(device, problem, all->plan.kernel, all->plan.choice,
+                                                plan.num_threads / 2, &plan)) /* CPU: where memory is what bounds */
+        add(all, count, &plan, 0);
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++) {
         if (kernel.pass != problem->pass || kernel.device_type != device->id.type || !kernel.available ||
             !plan_may_tune(device, kernel.name))

@@ -267,7 +267,7 @@ static fdm_status run_forward(const fdm_device *device, struct tune_data *data) 
     tensors.dout = tensors.dlse = NULL;
     tensors.dq = tensors.dk = tensors.dv = tensors.dbias = tensors.dsink = NULL;
     fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
-    if (!status && fdm_plan_attention(device, &problem, NULL, &plan))
+    if (!status && plan_by_rules(device, &problem, NULL, &plan))
         return FDM_OK;
     if (!status)
         status = fdm_memory_allocate(data->device, (size_t)plan.workspace_bytes, &workspace);
@@ -290,5 +290,7 @@ fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, 
         status = fill_sequences(data);
     if (!status && problem->has_intervals)
         status = problem->varlen ? fill_window(data, window) : fill_topk(data, window);
-    return !status && problem->pass == FDM_BACKWARD ? run_forward(device, data) : status;
+    if (!status && problem->pass == FDM_BACKWARD)
+        status = run_forward(device, data);
+    return status ? status : fdm_synchronize(device->id);
 }

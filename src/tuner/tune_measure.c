@@ -15,16 +15,17 @@ enum { CALLS_MAX = 200, FEW = 5, FINALISTS = 3 };
 
 static fdm_status run_once(struct tuner *t, const struct tune_candidate *c) {
     const fdm_tensors tensors = tune_data_tensors(&t->data, t->num_calls++);
-    return fdm_execute(&c->plan, &tensors, t->workspace, (size_t)c->plan.workspace_bytes, NULL);
+    const fdm_launch launch = {.struct_bytes = sizeof launch, .stream = t->options->stream};
+    return fdm_execute(&c->plan, &tensors, t->workspace, (size_t)c->plan.workspace_bytes, &launch);
 }
 
 /* Mean seconds of a call of c->calls one after the other. */
 static fdm_status sample(struct tuner *t, const struct tune_candidate *c, double *seconds) {
-    fdm_status status = fdm_timer_start(t->timer, NULL);
+    fdm_status status = fdm_timer_start(t->timer, t->options->stream);
     for (int32_t i = 0; i < c->calls && !status; i++)
         status = run_once(t, c);
     if (!status)
-        status = fdm_timer_stop(t->timer, NULL, seconds);
+        status = fdm_timer_stop(t->timer, t->options->stream, seconds);
     if (status)
         return status;
     t->device_seconds += *seconds;
@@ -77,6 +78,8 @@ static double bound_of(const fdm_plan *plan) {
 static fdm_status run_for_check(struct tuner *t, const struct tune_candidate *c, struct tune_sample *have) {
     fdm_status status = tune_data_poison(&t->data);
     t->num_calls = 0;
+    if (!status)
+        status = fdm_synchronize(t->data.device); /* the call's stream may not wait for what fills */
     if (!status)
         status = run_once(t, c);
     if (!status)

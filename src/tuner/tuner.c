@@ -80,6 +80,8 @@ static fdm_status tune(struct tuner *t, const fdm_device *device, const fdm_prob
     if (!status)
         status = tune_measure(t);
     result->best = status ? 0 : tune_best(t);
+    if (!status && t->options->keep)
+        result->kept = tune_keep(t, device, result->best);
     result->num_places = t->data.num_places;
     result->device_seconds = t->device_seconds;
     fdm_timer_release(t->timer);

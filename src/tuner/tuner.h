@@ -34,5 +34,7 @@ struct tuner {
 fdm_status tune_measure(struct tuner *tuner);
 /* The row of the best; 0 where none is better than the rules' choice. */
 int32_t tune_best(const struct tuner *tuner);
+/* Keeps what was measured for the problem's class: 1 in a file and memory, 2 in memory alone, 0 not at all. */
+int32_t tune_keep(const struct tuner *tuner, const fdm_device *device, int32_t best);
 
 #endif

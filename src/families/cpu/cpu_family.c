@@ -240,6 +240,22 @@ static int choose(const struct family *family, const struct plan_request *reques
     return family_refuse(refusals, NULL, clause);
 }
 
+/* The first is what choose() gives; the others are its blocks of other numbers of query lanes, from the most on. */
+static int variant(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
+                   fdm_plan *plan, struct refusals *refusals) {
+    if (!choose(family, request, plan, refusals) || number == 0)
+        return number == 0 && refusals->count == 0;
+    const int32_t chosen = plan->block_m;
+    int32_t block_m = algorithm_of(index)->many_blocks ? CPU_BLOCK_LANES_MAX : 0;
+    for (; block_m >= CPU_LANES; block_m /= 2)
+        if (block_m != chosen && --number == 0)
+            break;
+    if (block_m < CPU_LANES)
+        return 0;
+    fill(request, index, block_m, plan);
+    return 1;
+}
+
 /* Whether fill() can have given these. */
 static int has_blocks(const struct algorithm *a, enum cpu_isa isa, const fdm_problem *p, const fdm_plan *plan) {
     int32_t block_m, block_n;
@@ -306,5 +322,6 @@ const struct family family_cpu = {.name = "cpu",
                                   .kernel = kernel,
                                   .available = available,
                                   .choose = choose,
+                                  .variant = variant,
                                   .prepare = prepare,
                                   .execute = execute};
