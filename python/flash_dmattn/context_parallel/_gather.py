@@ -1,0 +1,390 @@
+"""Attention by fetching keys: a few KV heads at a time, of which the next travel while these are computed.
+
+A rank has every key that its rows see, so that each row is finished by one call: nothing is merged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _engine
+from ._engine import Operands, Settings, heads_of
+from ._exchange import Fetch, Messages, Return, Table
+from ._pieces import Piece
+from ._ranges import Range
+
+# What a mask or bias [B|1, h, rows, keys] has: the rank's keys, which travel with K and V; one number for all rows and
+# keys; the rank's rows and all keys; the rank's rows, and one number for all keys.
+KEYS, CONSTANT, ROWS, ROWS_ALONE = "keys", "one number", "rows and all keys", "rows alone"
+OF_ROWS = (ROWS, ROWS_ALONE)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """Everything of a call but its tensors."""
+
+    messages: Messages
+    table: Table
+    pieces: Sequence[Piece]
+    sets: Sequence[Range]  # of KV heads
+    settings: Settings
+    mask_kind: str
+    bias_kind: str
+
+
+# ---- fetching --------------------------------------------------------------------------------------------------------
+
+
+def _keys_first(scores: Tensor) -> Tensor:
+    """[B|1, h, 1, Sk] as [Sk, B|1, h]."""
+    return scores[:, :, 0].permute(2, 0, 1)
+
+
+class _Keys:
+    """A set's keys on their way: K, V, and what else lies with keys."""
+
+    def __init__(self, call: Call, shards: Dict[str, Tensor]) -> None:
+        self.call = call
+        table, messages = call.table, call.messages
+        if table.is_local and not table.sends:
+            a, b = table.own.pairs[0][0] if table.own.pairs else (0, 0)
+            self.buffers = {name: shard[a:b] for name, shard in shards.items()}
+            self.fetch = self.event = None
+            return
+        self.buffers = {name: shard.new_empty((table.size, *shard.shape[1:])) for name, shard in shards.items()}
+        began = messages.event()
+        with messages.beside():
+            messages.after(began)
+            self.fetch = Fetch(messages, table, list(shards.values()), list(self.buffers.values()))
+            if began is not None:
+                self.fetch.finish()
+            self.event = messages.event()
+
+    def wait(self) -> None:
+        """The buffers hold the keys, for what is enqueued from now on."""
+        if self.fetch is None:
+            return
+        if self.event is None:
+            self.fetch.finish()
+        self.call.messages.after(self.event)
+
+    def operand(self, name: str) -> Tensor:
+        """k or v [B, n, h, D]; mask or bias [B|1, h, 1, n]."""
+        if name in ("k", "v"):
+            return self.buffers[name].transpose(0, 1)
+        return self.buffers[name].permute(1, 2, 0).contiguous()[:, :, None]
+
+
+def _shards(call: Call, operands: Operands, heads: Range) -> Dict[str, Tensor]:
+    """What of a set's heads lies with the rank's keys, keys first."""
+    heads_kv = operands.k.shape[2]
+    shards = {
+        "k": operands.k.transpose(0, 1)[:, :, heads[0] : heads[1]],
+        "v": operands.v.transpose(0, 1)[:, :, heads[0] : heads[1]],
+    }
+    for name, kind in (("mask", call.mask_kind), ("bias", call.bias_kind)):
+        scores = heads_of(getattr(operands, name), 1, heads, heads_kv)
+        if scores is not None and kind == KEYS:
+            shards[name] = _keys_first(scores)
+    return shards
+
+
+# ---- operands of a piece ---------------------------------------------------------------------------------------------
+
+
+def _rows_of(scores: Optional[Tensor], kind: str, piece: Piece) -> Optional[Tensor]:
+    """Of a mask or bias with a row axis."""
+    if scores is None:
+        return None
+    scores = scores[:, :, piece.rows[0] : piece.rows[1]]
+    return scores[..., piece.columns[0] : piece.columns[1]] if kind == ROWS else scores
+
+
+class _Set:
+    """The operands of a set's pieces."""
+
+    def __init__(self, call: Call, operands: Operands, heads: Range, keys: _Keys) -> None:
+        self.heads_kv, self.heads = operands.k.shape[2], heads
+        self.call, self.operands = call, operands
+        group = operands.q.shape[2] // self.heads_kv
+        self.query_heads = (heads[0] * group, heads[1] * group)
+        self.k, self.v = keys.operand("k"), keys.operand("v")
+        self.scores: Dict[str, Optional[Tensor]] = {}
+        for name, kind in (("mask", call.mask_kind), ("bias", call.bias_kind)):
+            whole = getattr(operands, name)
+            self.scores[name] = (
+                None if whole is None else keys.operand(name) if kind == KEYS else self.of_heads(whole, 1)
+            )
+
+    def of_heads(self, tensor: Optional[Tensor], axis: int) -> Optional[Tensor]:
+        return heads_of(tensor, axis, self.heads, self.heads_kv)
+
+    def rows(self, tensor: Tensor, piece: Piece) -> Tensor:
+        """Of [B, Sq, H, D]."""
+        return tensor[:, piece.rows[0] : piece.rows[1], self.query_heads[0] : self.query_heads[1]]
+
+    def row_numbers(self, tensor: Optional[Tensor], piece: Piece) -> Optional[Tensor]:
+        """Of [B, H, Sq]."""
+        if tensor is None:
+            return None
+        return tensor[:, self.query_heads[0] : self.query_heads[1], piece.rows[0] : piece.rows[1]]
+
+    def sink(self) -> Optional[Tensor]:
+        sink = self.operands.sink
+        return None if sink is None else sink[..., self.query_heads[0] : self.query_heads[1]].contiguous()
+
+    def scores_of(self, name: str, kind: str, piece: Piece) -> Optional[Tensor]:
+        scores = self.scores[name]
+        if scores is None or kind == CONSTANT:
+            return scores
+        return scores[..., piece.keys[0] : piece.keys[1]] if kind == KEYS else _rows_of(scores, kind, piece)
+
+    def piece(self, piece: Piece) -> Operands:
+        return Operands(
+            self.rows(self.operands.q, piece),
+            self.k[:, piece.keys[0] : piece.keys[1]],
+            self.v[:, piece.keys[0] : piece.keys[1]],
+            self.scores_of("mask", self.call.mask_kind, piece),
+            self.scores_of("bias", self.call.bias_kind, piece),
+            self.of_heads(piece.start, 1),
+            self.of_heads(piece.end, 1),
+            None,
+            None,
+            self.sink(),
+        )
+
+    def settings(self, piece: Piece) -> Settings:
+        return _engine.changed(
+            self.call.settings, causal=piece.causal, window_left=piece.left, window_right=piece.right
+        )
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+
+
+def forward(call: Call, operands: Operands) -> List[Optional[Tensor]]:
+    """out, lse, lse_low of the rank's rows."""
+    results = _engine.new_results(operands.q, operands.v, operands.bias is not None)
+    out, lse, lse_low = results
+    assert out is not None and lse is not None
+    coming = _Keys(call, _shards(call, operands, call.sets[0])) if call.sets else None
+    for number, heads in enumerate(call.sets):
+        keys, coming = coming, None
+        assert keys is not None
+        if number + 1 < len(call.sets):
+            coming = _Keys(call, _shards(call, operands, call.sets[number + 1]))
+        keys.wait()
+        current = _Set(call, operands, heads, keys)
+        for piece in call.pieces:
+            written = (current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece))
+            _engine.forward(current.piece(piece), written, current.settings(piece))
+    return results
+
+
+# ---- backward --------------------------------------------------------------------------------------------------------
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What parts of a gradient are added in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+class _Parts:
+    """A set's parts of the gradients of keys, for all keys of the buffer: float32, keys first."""
+
+    def __init__(self, current: _Set, keys: _Keys, wanted: Sequence[str]) -> None:
+        self.current = current
+        self.buffers: Dict[str, Tensor] = {}
+        for name in wanted:
+            like = keys.buffers[name]
+            self.buffers[name] = torch.zeros(like.shape, dtype=_wide(like.dtype), device=like.device)
+
+    def view(self, name: str, piece: Piece) -> Tensor:
+        """In the shape of the operand."""
+        part = self.buffers[name][piece.keys[0] : piece.keys[1]]
+        return part.transpose(0, 1) if name in ("k", "v") else part.permute(1, 2, 0)[:, :, None]
+
+
+class _Gradients:
+    """Whole gradients of the rank's tensors, which sets and pieces fill in."""
+
+    def __init__(self, call: Call, operands: Operands, needs: Dict[str, bool]) -> None:
+        self.call, self.operands, self.needs = call, operands, needs
+        self.of: Dict[str, Optional[Tensor]] = dict.fromkeys(_engine.GRADIENTS)
+        for name in ("q", "k", "v"):
+            if needs[name]:
+                self.of[name] = torch.empty_like(getattr(operands, name))
+        for name, kind in (("bias", call.bias_kind), ("sink", CONSTANT)):
+            tensor = getattr(operands, name)
+            if needs[name]:
+                dtype = tensor.dtype if kind in OF_ROWS else _wide(tensor.dtype)
+                self.of[name] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+        self.traveling = [name for name in ("k", "v") if needs[name]]
+        self.traveling += ["bias"] if needs["bias"] and call.bias_kind == KEYS else []
+
+    def targets(self, current: _Set, parts: _Parts, piece: Piece, given: Operands) -> Tuple[List[Any], List[Any]]:
+        """What a call writes, in the order of the extension, and (part, written) pairs to be added after it."""
+        written: List[Any] = []
+        added = []
+        for name in _engine.GRADIENTS:
+            operand = getattr(given, name)
+            if operand is None or not self.needs[name]:
+                written.append(None)
+                continue
+            whole = self.of[name]
+            assert whole is not None
+            if name == "q":
+                written.append(current.rows(whole, piece))
+            elif name == "bias" and self.call.bias_kind in OF_ROWS:
+                written.append(_rows_of(current.of_heads(whole, 1), self.call.bias_kind, piece))
+            else:
+                own = torch.empty_like(operand, memory_format=torch.contiguous_format)
+                written.append(own)
+                added.append((self._part(name, whole, current, parts, piece), own))
+        return written, added
+
+    def _part(self, name: str, whole: Tensor, current: _Set, parts: _Parts, piece: Piece) -> Tensor:
+        if name in parts.buffers:
+            return parts.view(name, piece)
+        if name == "sink":
+            return whole[..., current.query_heads[0] : current.query_heads[1]]
+        part = current.of_heads(whole, 1)
+        assert part is not None
+        return part
+
+    def take(self, heads: Range, sums: Dict[str, Tensor]) -> None:
+        """The sums of a set's parts, keys first."""
+        for name, total in sums.items():
+            whole = self.of[name]
+            assert whole is not None
+            if name == "bias":
+                part = heads_of(whole, 1, heads, self.operands.k.shape[2])
+                assert part is not None
+                part += total.permute(1, 2, 0)[:, :, None]
+            else:
+                whole[:, :, heads[0] : heads[1]].copy_(total.transpose(0, 1))
+
+    def finished(self) -> List[Optional[Tensor]]:
+        every = []
+        for name in _engine.GRADIENTS:
+            gradient, tensor = self.of[name], getattr(self.operands, name)
+            every.append(None if gradient is None else gradient.to(tensor.dtype))
+        return every
+
+
+class _Returning:
+    """A set's parts on their way to the keys' owners."""
+
+    def __init__(self, call: Call, heads: Range, parts: _Parts) -> None:
+        self.heads, self.names, self.messages = heads, list(parts.buffers), call.messages
+        self.event: Any = None
+        self.sums: Optional[List[Tensor]] = None
+        computed = self.messages.event()
+        with self.messages.beside():
+            self.messages.after(computed)
+            self.back = Return(self.messages, call.table, list(parts.buffers.values()))
+            if computed is not None:
+                self.sums = self.back.finish()
+            self.event = self.messages.event()
+
+    def finish(self, gradients: _Gradients) -> None:
+        sums = self.back.finish() if self.sums is None else self.sums
+        self.messages.after(self.event)
+        for each in sums:
+            if each.is_cuda:
+                each.record_stream(torch.cuda.current_stream(each.device))
+        gradients.take(self.heads, dict(zip(self.names, sums)))
+
+
+def _with_wide_bias(call: Call, operands: Operands, needs: Dict[str, bool]) -> Operands:
+    """A bias and sinks whose gradients are sums of parts, in float32, so that parts are not rounded."""
+    if needs["bias"] and call.bias_kind not in OF_ROWS and operands.bias is not None:
+        operands = operands._replace(bias=operands.bias.to(_wide(operands.bias.dtype)))
+    if needs["sink"] and operands.sink is not None:
+        operands = operands._replace(sink=operands.sink.to(_wide(operands.sink.dtype)))
+    return operands
+
+
+def backward(
+    call: Call,
+    given: Operands,
+    results: Sequence[Optional[Tensor]],
+    flowing: Tuple[Tensor, Optional[Tensor]],
+    needs: Dict[str, bool],
+) -> List[Optional[Tensor]]:
+    """Gradients of q, k, v, bias and sink; of what all ranks have alike, the rank's own part."""
+    gradients = _Gradients(call, given, needs)
+    operands = _with_wide_bias(call, given, needs)
+    coming = _Keys(call, _shards(call, operands, call.sets[0])) if call.sets else None
+    returning: Optional[_Returning] = None
+    for number, heads in enumerate(call.sets):
+        keys, coming = coming, None
+        assert keys is not None
+        if number + 1 < len(call.sets):
+            coming = _Keys(call, _shards(call, operands, call.sets[number + 1]))
+        keys.wait()
+        current = _Set(call, operands, heads, keys)
+        parts = _Parts(current, keys, gradients.traveling)
+        for piece in call.pieces:
+            _backward_of_piece(current, parts, piece, gradients, results, flowing)
+        if gradients.traveling:
+            before, returning = returning, _Returning(call, heads, parts)
+            if before is not None:
+                before.finish(gradients)
+    if returning is not None:
+        returning.finish(gradients)
+    return gradients.finished()
+
+
+def _backward_of_piece(
+    current: _Set,
+    parts: _Parts,
+    piece: Piece,
+    gradients: _Gradients,
+    results: Sequence[Optional[Tensor]],
+    flowing: Tuple[Tensor, Optional[Tensor]],
+) -> None:
+    given = current.piece(piece)
+    out, lse, lse_low = results
+    assert out is not None
+    known = current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece)
+    above = current.rows(flowing[0], piece), current.row_numbers(flowing[1], piece)
+    written, added = gradients.targets(current, parts, piece, given)
+    _engine.backward(given, known, above, written, current.settings(piece))
+    for part, own in added:
+        part += own
+
+
+# ---- autograd --------------------------------------------------------------------------------------------------------
+
+
+class GatherAttention(torch.autograd.Function):
+    """apply(call, mask, q, k, v, bias, sink) -> out, lse, lse_low (or an empty tensor)"""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, mask: Optional[Tensor], *tensors: Any) -> Any:
+        q, k, v, bias, sink = tensors
+        operands = Operands(q, k, v, mask, bias, sink=sink)
+        out, lse, lse_low = forward(call, operands)
+        ctx.save_for_backward(*operands, out, lse, lse_low)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        low = q.new_empty(0) if lse_low is None else lse_low
+        ctx.mark_non_differentiable(low)
+        return out, lse, low
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], _: Any) -> Any:
+        *given, out, lse, lse_low = ctx.saved_tensors
+        needs = dict(zip(_engine.GRADIENTS, ctx.needs_input_grad[2:]))
+        if not any(needs.values()):
+            return (None,) * 7
+        dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
+        grads = backward(ctx.call, Operands(*given), (out, lse, lse_low), (dout, dlse), needs)
+        return (None, None, *grads)

@@ -1,0 +1,589 @@
+"""Attention whose rows lie on several ranks: the functions of one rank, with masks that count global positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import threading
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._arguments import NO_WINDOW, flag_of, num_results_of, refuse_keywords, said, settings_of
+from .._fields import SETTING
+from .._operators import refuse_transforms
+from .._torch import flash_dmattn_func
+from ._agree import Agreement, Health
+from ._engine import Operands
+from ._exchange import Messages, make_table
+from ._gather import KEYS, OF_ROWS, ROWS, Call, GatherAttention
+from ._pieces import Piece, make_pieces
+from ._problem import Problem, mask_of, packed_mask, problem_of
+from ._ranges import Range, Ranges, intersect, size
+from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
+from ._visible import Mask, all_keys, hull, needed_keys
+from .layout import Layout
+
+ALGORITHMS = ("auto", "gather", "ulysses")
+KEYS_MODES = ("auto", "needed", "all")
+# Problems whose routes are kept: a model has one or two masks.
+_MOST_ROUTES = 32
+_MOST_AGREED = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Route:
+    """What of a call depends on layout and mask alone."""
+
+    needed: List[Ranges]  # of each rank
+    table: Any
+    pieces: List[Piece]
+
+    def fetched(self, owners: Sequence[Sequence[Range]]) -> List[int]:
+        """Of each rank the keys of others that it gets."""
+        return [size(each) - size(intersect(each, sorted(own))) for each, own in zip(self.needed, owners)]
+
+
+class ContextParallel:
+    """Attention over the ranks of a process group, of which each has the rows that a layout gives it. Collective.
+
+    Keys travel, rows stay: by `gather` each rank fetches the keys that its rows see, a few KV heads at a time, while
+    it computes others. By `ulysses` heads are exchanged for rows, so that each rank has all rows of its heads.
+
+    Gradients of q, k, v, and of biases that lie with rows or keys, are whole. Of a sink, and of a bias without rows and
+    keys, which all ranks have alike, a rank gets its own part: their sum over ranks is the gradient, as of a model's
+    other parameters.
+
+    Args:
+        layout: where rows lie. Every rank gives the same.
+        group_or_mesh: a process group, a DeviceMesh of one dimension, or one of two: along the first ranks exchange
+            heads (Ulysses), along the second they gather keys. Rank r of the layout is rank r of the flattened mesh.
+            Default None: all ranks.
+        algorithm: "gather", "ulysses", or "auto", the default: the one that receives fewer bytes.
+        keys: which keys travel. "needed": those that some row of the rank sees. "all". "auto", the default, is
+            "needed", but from the first to the last of them where a mask or bias has rows. Key intervals on a CUDA
+            device make "needed" wait for the device once a call.
+        layout_k: where keys lie; default as rows.
+        reproducible_ranks: None; other values are refused in this version.
+        timeout: seconds, after which a call of a late or dead peer raises RemoteError; default the group's own. With
+            NCCL it covers the agreement of ranks, and the process group's watchdog covers the rest.
+        check_every_call: whether ranks agree on every call what they are about to do, or only when a rank meets a kind
+            of problem for the first time. Default None: on every call for tensors on the CPU.
+        head_sets: for measurements: how many KV heads travel together, one number a set.
+
+    Raises:
+        ValueError: arguments are wrong, or ranks differ in them.
+        RemoteError: a peer is gone or late.
+
+    Examples:
+        >>> import torch.distributed as dist
+        >>> from flash_dmattn.context_parallel import ContextParallel, Layout
+        >>> def train(q, k, v):  # [B, rows of this rank, heads, D], in each of two processes
+        ...     cp = ContextParallel(Layout.zigzag(4096, 2), dist.group.WORLD)
+        ...     return cp.flash_dmattn_func(q, k, v, is_causal=True)
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        group_or_mesh: Any = None,
+        algorithm: str = "auto",
+        keys: str = "auto",
+        *,
+        layout_k: Optional[Layout] = None,
+        reproducible_ranks: Optional[int] = None,
+        timeout: Optional[float] = None,
+        check_every_call: Optional[bool] = None,
+        head_sets: Optional[Sequence[int]] = None,
+    ) -> None:
+        _one_of(algorithm, ALGORITHMS, "algorithm")
+        _one_of(keys, KEYS_MODES, "keys")
+        if reproducible_ranks is not None:
+            raise NotImplementedError(
+                f"reproducible_ranks is {said(reproducible_ranks)}; this version has no sums by a tree over ranks"
+            )
+        for each, name in ((layout, "layout"), (layout_k or layout, "layout_k")):
+            if not isinstance(each, Layout):
+                raise TypeError(f"{name} is {said(each)}; it must be a Layout")
+        self.layout, self.layout_k = layout, layout_k or layout
+        self.algorithm, self.keys, self.head_sets = algorithm, keys, None if head_sets is None else list(head_sets)
+        self.timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
+        self.check_every_call = check_every_call
+        group, self._heads_group, self._keys_group = _groups(group_or_mesh)
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        if self.ranks != layout.ranks or self.ranks != self.layout_k.ranks:
+            raise ValueError(
+                f"the layout has {layout.ranks} ranks (that of keys {self.layout_k.ranks}), but the group has {self.ranks}"
+            )
+        self._health = Health(self.rank)
+        self._lock = threading.Lock()
+        self._messages: Dict[torch.device, Messages] = {}
+        self._routes: Dict[Any, _Route] = {}
+        self._agreed: Dict[str, Dict[str, str]] = {}
+        self._last: Dict[str, Any] = {}
+        self._agreement = Agreement(group, self.timeout, self._health)
+        self._agreement.check(self._identity())
+        self._sublayouts()
+
+    def _identity(self) -> Dict[str, Any]:
+        from .. import __version__
+
+        return {
+            "version": __version__,
+            "layout": self.layout.digest[:16],
+            "layout_k": self.layout_k.digest[:16],
+            "algorithm": self.algorithm,
+            "keys": self.keys,
+            "head_sets": self.head_sets,
+            "check_every_call": self.check_every_call,
+        }
+
+    def _sublayouts(self) -> None:
+        """The layouts along either dimension of the mesh."""
+        heads = dist.get_world_size(self._heads_group) if self._heads_group is not None else 1
+        self._num_heads_ranks = heads
+        if heads == 1 and self._keys_group is not None:
+            self._outer, self._outer_k = self.layout, self.layout_k
+            self._heads_rows = self._heads_keys = None
+            return
+        columns = self.ranks // heads  # ranks that gather; of the flattened mesh, the second dimension
+        column, row = self.rank % columns, self.rank // columns
+        members = [[r * columns + c for r in range(heads)] for c in range(columns)]
+        self._outer, self._outer_k = (
+            Layout([sorted(each for rank in group for each in layout.ranges[rank]) for group in members], layout.block)
+            for layout in (self.layout, self.layout_k)
+        )
+        self._heads_rows, self._heads_keys = (
+            self._exchange(self._heads_group, row, within(layout, members[column])) for layout in (self.layout, self.layout_k)
+        )
+
+    def _exchange(self, group: Any, rank: int, layout: Layout) -> Exchange:
+        return Exchange(group, rank, layout, self._health, self.timeout)
+
+    # ---- public --------------------------------------------------------------------------------------------------
+
+    def flash_dmattn_func(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        attn_bias: Optional[Tensor] = None,
+        softmax_scale: Optional[float] = None,
+        is_causal: Optional[bool] = None,
+        softcap: Optional[float] = None,
+        deterministic: Optional[bool] = None,
+        return_attn_probs: Optional[bool] = None,
+        *,
+        window_size: Any = NO_WINDOW,
+        key_intervals: Any = None,
+        document_ids: Optional[Tensor] = None,
+        prefix_lengths: Optional[Tensor] = None,
+        sink: Optional[Tensor] = None,
+        lse_without_sink: bool = False,
+        return_lse: bool = False,
+        return_lse_low: bool = False,
+        scale: Optional[float] = None,
+        **others: Any,
+    ) -> Any:
+        """flash_dmattn_func of the rows of all ranks. Collective: every rank calls it, and so its backward.
+
+        Args:
+            query: [B, Sq of this rank, H, D].
+            key, value: [B, Sk of this rank, Hkv, D] and [B, Sk of this rank, Hkv, Dv].
+            attn_mask, attn_bias: with a row axis, the rank's rows and all keys, [B|1, h, Sq of this rank, Sk]; without,
+                the rank's keys, [B|1, h, 1, Sk of this rank].
+            key_intervals, document_ids, prefix_lengths: those of all keys, the same on every rank; rows are global.
+            sink: the same on every rank.
+            return_attn_probs: None or False.
+            softmax_scale, is_causal, softcap, deterministic, window_size, lse_without_sink, return_lse,
+                return_lse_low, scale, others: as in flash_dmattn_func, and the same on every rank.
+
+        Returns:
+            As flash_dmattn_func, of this rank's rows.
+
+        Raises:
+            TypeError, ValueError, NotImplementedError: an argument is wrong, on this rank or another, or ranks differ.
+            RemoteError: a peer failed, ended or was late. The ContextParallel takes no more calls then.
+        """
+        if others:
+            refuse_keywords("flash_dmattn_func", others)
+
+        def prepare() -> Tuple[Problem, int]:
+            num_results = _num_results(return_lse, return_lse_low, return_attn_probs)
+            window = NO_WINDOW if isinstance(window_size, Tensor) else window_size
+            settings = settings_of(
+                softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
+            )
+            seqlens = self.layout.total, self.layout_k.total
+            numbers: Any = settings
+            given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
+            mask = mask_of(settings, given, key_intervals, document_ids, prefix_lengths, seqlens)
+            tensors, scores = (query, key, value), (attn_mask, attn_bias)
+            return problem_of(tensors, scores, mask, sink, settings, self._rows(), seqlens), num_results
+
+        return self._call(prepare, (query, key, value, attn_mask, attn_bias, sink))
+
+    def flash_dmattn_varlen_func(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: Optional[int] = None,
+        max_seqlen_k: Optional[int] = None,
+        softmax_scale: Optional[float] = None,
+        is_causal: Optional[bool] = None,
+        softcap: Optional[float] = None,
+        deterministic: Optional[bool] = None,
+        *,
+        window_size: Any = NO_WINDOW,
+        key_intervals: Any = None,
+        prefix_lengths: Optional[Tensor] = None,
+        sink: Optional[Tensor] = None,
+        lse_without_sink: bool = False,
+        return_lse: bool = False,
+        return_lse_low: bool = False,
+        scale: Optional[float] = None,
+        **others: Any,
+    ) -> Any:
+        """flash_dmattn_varlen_func of the rows of all ranks; the layout counts rows of the packed tensor. Collective.
+
+        Args:
+            query: [total_q of this rank, H, D].
+            key, value: [total_k of this rank, Hkv, D] and [total_k of this rank, Hkv, Dv].
+            cu_seqlens_q, cu_seqlens_k: int32 [B + 1], of all ranks' rows, the same on every rank.
+            max_seqlen_q, max_seqlen_k: not needed.
+            key_intervals: (start, end), int32 [h, total_k] of all keys, rows counted from the start of each sequence.
+            softmax_scale, is_causal, softcap, deterministic, window_size, prefix_lengths, sink, lse_without_sink,
+                return_lse, return_lse_low, scale, others: as in flash_dmattn_varlen_func, the same on every rank.
+
+        Returns:
+            As flash_dmattn_varlen_func, of this rank's rows.
+
+        Raises:
+            As flash_dmattn_func; masks and biases are refused.
+        """
+        for name in ("attn_mask", "attn_bias"):
+            if others.pop(name, None) is not None:
+                raise NotImplementedError(
+                    f"{name} is not taken beside packed sequences of several ranks; key_intervals are"
+                )
+        if others:
+            refuse_keywords("flash_dmattn_varlen_func", others)
+
+        def prepare() -> Tuple[Problem, int]:
+            num_results = _num_results(return_lse, return_lse_low, None)
+            window = NO_WINDOW if isinstance(window_size, Tensor) else window_size
+            settings = settings_of(
+                softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
+            )
+            for each, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
+                if not isinstance(each, Tensor) or each.dtype is not torch.int32 or each.dim() != 1:
+                    raise TypeError(f"{name} is {said(each)}; it must be a torch.int32 tensor of batch + 1 elements")
+            for each, name in ((query, "query"), (key, "key"), (value, "value")):
+                if not isinstance(each, Tensor) or each.dim() != 3:
+                    raise ValueError(f"{name} is {said(each)}; it must be a tensor [rows of this rank, heads, head dim]")
+            seqlens = self.layout.total, self.layout_k.total
+            numbers: Any = settings
+            given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
+            mask = packed_mask(settings, given, key_intervals, prefix_lengths, (cu_seqlens_q, cu_seqlens_k), seqlens)
+            tensors = query[None], key[None], value[None]
+            return problem_of(tensors, (None, None), mask, sink, settings, self._rows(), seqlens), num_results
+
+        result = self._call(prepare, (query, key, value, sink))
+        if isinstance(result, tuple):
+            return tuple(None if each is None else each[0] for each in result)
+        return result[0]
+
+    def positions(self, device: Any = None) -> Tensor:
+        """int64 [rows of this rank]: their global positions."""
+        return self.layout.positions(self.rank, device)
+
+    def explain(self) -> Dict[str, Any]:
+        """Of the last call: its algorithm and why, and of each rank rows, keys fetched, and bytes received forward."""
+        return dict(self._last)
+
+    # ---- a call --------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> Tuple[int, int]:
+        return self.layout.rows(self.rank), self.layout_k.rows(self.rank)
+
+    def _call(self, prepare: Any, tensors: Tuple[Any, ...]) -> Any:
+        self._health.check()
+        refuse_transforms([each for each in tensors if isinstance(each, Tensor)])
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("another call of this ContextParallel is under way; calls of one object are in one order")
+        try:
+            return self._locked_call(prepare)
+        finally:
+            self._lock.release()
+
+    def _locked_call(self, prepare: Any) -> Any:
+        problem, num_results, failed = None, 0, None
+        try:
+            problem, num_results = prepare()
+            failed = self._refusal(problem)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            failed = error
+        problem = self._agree(problem, failed)
+        return self._attend(problem, num_results)
+
+    def _refusal(self, problem: Problem) -> Optional[Exception]:
+        heads_kv = problem.operands.k.shape[2]
+        parts = self.ranks if self.algorithm == "ulysses" else self._num_heads_ranks
+        if heads_kv % parts:
+            return ValueError(f"key has {heads_kv} heads, which {parts} ranks cannot exchange for rows in equal parts")
+        return None
+
+    def _agree(self, problem: Optional[Problem], failed: Optional[Exception]) -> Problem:
+        """Before bytes move. A rank whose arguments are wrong says so to all."""
+        fields = {} if problem is None else problem.fields()
+        choices = {} if problem is None else problem.choices()
+        text = repr((fields, choices))
+        always = self.check_every_call
+        if always is None:
+            always = problem is None or not problem.operands.q.is_cuda
+        chosen = self._agreed.get(text)
+        if failed is not None or always or chosen is None:
+            if problem is not None and self.check_every_call:
+                fields["values of key_intervals"] = _checksum(problem.mask)
+            chosen = self._agreement.check(fields, failed, choices)
+            if len(self._agreed) < _MOST_AGREED:
+                self._agreed[text] = chosen
+        assert problem is not None
+        return problem.agreed(chosen)
+
+    def _attend(self, problem: Problem, num_results: int) -> Any:
+        algorithm, why = self._choose(problem)
+        if algorithm == "ulysses":
+            results = self._by_heads(problem, num_results)
+        else:
+            results = self._by_both(problem) if self._num_heads_ranks > 1 else self._by_keys(problem)
+        self._last.update(algorithm=algorithm, why=why)
+        if num_results == 1:
+            return results[0]
+        return tuple(results[:num_results])
+
+    def _messages_on(self, device: torch.device) -> Messages:
+        if device not in self._messages:
+            if device.type == "cuda":  # the first exchange of an NCCL group has to be one of all its ranks
+                dist.all_reduce(torch.zeros(1, device=device), group=self._keys_group)
+            self._messages[device] = Messages(self._keys_group, device, self.timeout, self._health)
+        return self._messages[device]
+
+    # ---- choice --------------------------------------------------------------------------------------------------
+
+    def _choose(self, problem: Problem) -> Tuple[str, str]:
+        """The algorithm, and why; alike on every rank."""
+        if self._keys_group is None:
+            return "ulysses", "the mesh has ranks for heads alone"
+        if self._num_heads_ranks > 1:
+            return "both", "the mesh has two dimensions"
+        if self.algorithm != "auto":
+            return self.algorithm, f"{self.algorithm} was asked for"
+        _, k, v, *_ = problem.operands
+        q, heads_kv = problem.operands.q, k.shape[2]
+        fetched = self._route(problem, self.layout, self.layout_k, self.rank).fetched(self.layout_k.ranges)
+        by_keys = max(fetched, default=0) * heads_kv * (k.shape[3] + v.shape[3])
+        rows = max(self.layout.rows(rank) for rank in range(self.ranks))
+        by_heads = rows * (q.shape[2] + heads_kv) * (k.shape[3] + v.shape[3]) * (self.ranks - 1) // self.ranks
+        if heads_kv % self.ranks or ROWS in (problem.mask_kind, problem.bias_kind) or by_keys <= by_heads:
+            return "gather", f"of one row of a batch a rank receives {by_keys} numbers by gather, {by_heads} by ulysses"
+        return "ulysses", f"of one row of a batch a rank receives {by_heads} numbers by ulysses, {by_keys} by gather"
+
+    def _route(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> _Route:
+        mask, seqlens, device = problem.mask, problem.seqlens, problem.operands.q.device
+        has_rows = self._wants_hull(problem)
+        key = (mask.is_causal, tuple(mask.window_size), has_rows, device, layout.digest)
+        if mask.key_intervals is None and key in self._routes:
+            return self._routes[key]
+        rows_of = [layout.sorted_ranges(each) for each in range(layout.ranks)]
+        needed = all_keys(rows_of, seqlens) if self.keys == "all" else needed_keys(rows_of, mask, seqlens)
+        if has_rows:
+            needed = [hull(each) for each in needed]
+        table = make_table(layout_k.ranges, needed, rank)
+        route = _Route(needed, table, make_pieces(layout.ranges[rank], mask, seqlens, needed[rank], device))
+        if mask.key_intervals is None:
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            self._routes[key] = route
+        return route
+
+    @staticmethod
+    def _wants_hull(problem: Problem) -> bool:
+        """Whether columns of a mask or bias are to be one range."""
+        mask, bias = problem.operands.mask, problem.operands.bias
+        return any(
+            kind == ROWS and each is not None
+            for each, kind in ((mask, problem.mask_kind), (bias, problem.bias_kind))
+        )
+
+    # ---- algorithms ----------------------------------------------------------------------------------------------
+
+    def _by_keys(self, problem: Problem) -> List[Any]:
+        return self._gathered(problem, self.layout, self.layout_k, self.rank)
+
+    def _gathered(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> List[Any]:
+        route = self._route(problem, layout, layout_k, rank)
+        operands, messages = problem.operands, self._messages_on(problem.operands.q.device)
+        fetched = route.fetched(layout_k.ranges)
+        sets = self._sets(problem, fetched, layout)
+        call = Call(messages, route.table, route.pieces, sets, problem.settings, problem.mask_kind, problem.bias_kind)
+        q, k, v, mask, bias, *_, sink = operands
+        attend: Any = GatherAttention
+        before = messages.bytes_received
+        out, lse, low = attend.apply(call, mask, q, k, v, bias, sink)
+        self._last = {
+            "sets": sets,
+            "rows": [layout.rows(each) for each in range(layout.ranks)],
+            "keys_fetched": fetched,
+            "bytes_received": messages.bytes_received - before,
+            "calls": len(route.pieces) * len(sets),
+        }
+        return [out, lse, low if bias is not None else None]
+
+    def _sets(self, problem: Problem, fetched: List[int], layout: Layout) -> List[Range]:
+        """Ranges of KV heads that travel together: few first, since nothing hides the first, and few last, whose
+        gradients travel alone."""
+        heads_kv = problem.operands.k.shape[2]
+        bias = problem.operands.bias
+        # The gradient of a bias that heads share is summed by one call, and rounded once.
+        shared = bias is not None and problem.bias_kind in OF_ROWS and bias.shape[1] == 1
+        if self.head_sets is not None and (sum(self.head_sets) != heads_kv or min(self.head_sets, default=0) < 1):
+            raise ValueError(f"head_sets is {self.head_sets}; its numbers are from 1 on, and their sum is {heads_kv}")
+        if (shared and problem.needs_gradient()[3]) or not any(fetched):
+            sizes = [heads_kv]
+        else:
+            sizes = self.head_sets or set_sizes(heads_kv, _fewest_heads(problem, layout))
+        edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        return list(zip(edges, edges[1:]))
+
+    def _by_heads(self, problem: Problem, num_results: int) -> List[Any]:
+        exchange_q, exchange_k = self._heads_rows, self._heads_keys
+        if exchange_q is None or exchange_k is None:
+            exchange_q = self._exchange(self.group, self.rank, self.layout)
+            exchange_k = self._exchange(self.group, self.rank, self.layout_k)
+        q, k, v, mask, bias, *_, sink = problem.operands
+        pair = problem.mask.key_intervals
+        if pair is not None:
+            pair = tuple(own_heads(each.reshape(*[1] * (3 - each.dim()), *each.shape), 1, exchange_q) for each in pair)  # type: ignore[assignment]
+        numbers: Any = problem.settings
+        results = flash_dmattn_func(
+            to_heads(q, exchange_q, 1, 2),
+            to_heads(k, exchange_k, 1, 2),
+            to_heads(v, exchange_k, 1, 2),
+            self._scores_by_heads(mask, problem.mask_kind, exchange_q, exchange_k),
+            self._scores_by_heads(bias, problem.bias_kind, exchange_q, exchange_k),
+            numbers[SETTING["softmax_scale"]],
+            problem.mask.is_causal,
+            numbers[SETTING["softcap"]],
+            numbers[SETTING["deterministic"]],
+            window_size=problem.mask.window_size,
+            key_intervals=pair,
+            sink=own_heads(sink, -1, exchange_q),
+            lse_without_sink=numbers[SETTING["lse_without_sink"]],
+            return_lse=True,
+            return_lse_low=num_results == 3,
+        )
+        self._last = {"rows": [self.layout.rows(each) for each in range(self.ranks)]}
+        out = to_rows(results[0], exchange_q, 1, 2)
+        return [out, *(None if each is None else to_rows(each, exchange_q, 2, 1) for each in results[1:])]
+
+    @staticmethod
+    def _scores_by_heads(scores: Optional[Tensor], kind: str, rows: Exchange, keys: Exchange) -> Optional[Tensor]:
+        if scores is None:
+            return None
+        if kind in OF_ROWS:
+            return to_heads(scores, rows, 2, 1)
+        return to_heads(scores, keys, 3, 1) if kind == KEYS else own_heads(scores, 1, rows)
+
+    def _by_both(self, problem: Problem) -> List[Any]:
+        exchange_q, exchange_k = self._heads_rows, self._heads_keys
+        assert exchange_q is not None and exchange_k is not None
+        q, k, v, mask, bias, *_, sink = problem.operands
+        pair = problem.mask.key_intervals
+        if pair is not None:
+            pair = tuple(own_heads(each.reshape(*[1] * (3 - each.dim()), *each.shape), 1, exchange_q) for each in pair)  # type: ignore[assignment]
+        moved = Operands(
+            to_heads(q, exchange_q, 1, 2),
+            to_heads(k, exchange_k, 1, 2),
+            to_heads(v, exchange_k, 1, 2),
+            self._scores_by_heads(mask, problem.mask_kind, exchange_q, exchange_k),
+            self._scores_by_heads(bias, problem.bias_kind, exchange_q, exchange_k),
+            sink=own_heads(sink, -1, exchange_q),
+        )
+        inner = dataclasses.replace(problem, operands=moved, mask=dataclasses.replace(problem.mask, key_intervals=pair))
+        results = self._gathered(inner, self._outer, self._outer_k, dist.get_rank(self._keys_group))
+        out = to_rows(results[0], exchange_q, 1, 2)
+        return [out, *(None if each is None else to_rows(each, exchange_q, 2, 1) for each in results[1:])]
+
+
+# ---- sets of heads ---------------------------------------------------------------------------------------------------
+
+
+def set_sizes(heads_kv: int, fewest: int) -> List[int]:
+    """At most four sets; the first and last are the fewest heads that are worth a launch, those between the rest."""
+    fewest = max(1, fewest)
+    if heads_kv < 2 * fewest:
+        return [heads_kv]
+    if heads_kv < 3 * fewest:
+        return [fewest, heads_kv - fewest]
+    between = heads_kv - 2 * fewest
+    if between <= 3 * fewest:
+        return [fewest, between, fewest]
+    return [fewest, between // 2, between - between // 2, fewest]
+
+
+def _fewest_heads(problem: Problem, layout: Layout) -> int:
+    """KV heads whose blocks of 128 rows give every multiprocessor work, of the rank's longest range."""
+    q, k, *_ = problem.operands
+    if not q.is_cuda:
+        return 1
+    longest = max((end - first for rank in layout.ranges for first, end in rank), default=1)
+    blocks = max(1, -(-longest // 128)) * q.shape[0] * (q.shape[2] // k.shape[2])
+    return math.ceil(0.9 * torch.cuda.get_device_properties(q.device).multi_processor_count / blocks)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _one_of(value: Any, allowed: Sequence[str], name: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {said(value)}; it must be one of {', '.join(allowed)}")
+
+
+def _num_results(return_lse: Any, return_lse_low: Any, return_attn_probs: Any) -> int:
+    if flag_of(return_attn_probs, "return_attn_probs"):
+        raise NotImplementedError("return_attn_probs is not offered over several ranks")
+    return num_results_of(flag_of(return_lse, "return_lse"), flag_of(return_lse_low, "return_lse_low"), False)
+
+
+def _groups(group_or_mesh: Any) -> Tuple[Any, Any, Any]:
+    """The group of all ranks, that of heads or None, that of keys or None."""
+    dimensions = getattr(group_or_mesh, "ndim", None)
+    if dimensions is None:
+        group = dist.group.WORLD if group_or_mesh is None else group_or_mesh
+        return group, None, group
+    mesh = group_or_mesh
+    if dimensions == 1:
+        return mesh.get_group(), None, mesh.get_group()
+    if dimensions != 2:
+        raise ValueError(f"the mesh has {dimensions} dimensions; it has one, or two: heads, then keys")
+    flat = mesh._flatten() if hasattr(mesh, "_flatten") else None
+    if flat is None:
+        raise NotImplementedError("a mesh of two dimensions needs a PyTorch whose DeviceMesh can be flattened")
+    heads, keys = mesh.get_group(0), mesh.get_group(1)
+    return flat.get_group(), heads if mesh.size(0) > 1 else None, keys
+
+
+def _checksum(mask: Mask) -> Any:
+    if mask.key_intervals is None:
+        return None
+    weights = torch.arange(1, mask.key_intervals[0].numel() + 1, device=mask.key_intervals[0].device)
+    return [int((each.long().flatten() * weights).sum()) for each in mask.key_intervals]
