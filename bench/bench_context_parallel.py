@@ -1,0 +1,387 @@
+"""Context parallelism beside one card, in one run on the same tensors: time, exactness, bytes and where the time goes.
+
+    NCCL_NVLS_ENABLE=0 torchrun --nproc-per-node 2 bench/bench_context_parallel.py --json results.json
+
+P is what torchrun starts. Every case is checked against one card first. Samples of one card and of all ranks take turns;
+a time of all ranks is that of the slowest, and a ratio is of medians. "compute" is the rank's own calls on keys that are
+there already, "copy" its exchanges alone: what is above both is what the overlap costs. Without a GPU the same program
+runs on gloo with small sizes (--small), to be tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from flash_dmattn import flash_dmattn_func, masks
+from flash_dmattn.context_parallel import ContextParallel, Layout, Mask
+from flash_dmattn.context_parallel._engine import Operands, changed, forward, new_results
+from flash_dmattn.context_parallel._exchange import Fetch
+from flash_dmattn.context_parallel._pieces import make_pieces
+
+SHAPES = ((8192, 32, 4), (8192, 16, 16), (32768, 32, 4), (32768, 16, 16), (65536, 16, 16))
+SMALL = ((256, 4, 2), (512, 4, 4))
+KINDS = ("causal", "window", "documents", "topw")
+
+
+class Case:
+    """A problem: whole tensors, alike on every rank, and how it is said to one rank and to all."""
+
+    def __init__(self, kind: str, shape: Tuple[int, int, int], head_dim: int, device: torch.device, options: Any) -> None:
+        self.kind, self.device = kind, device
+        self.seqlen, self.heads, self.heads_kv = shape
+        self.head_dim = head_dim
+        generator = torch.Generator(device).manual_seed(1)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+        def draw(heads: int) -> torch.Tensor:
+            tensor = torch.randn(1, self.seqlen, heads, head_dim, device=device, generator=generator)
+            return tensor.to(dtype)
+
+        self.q, self.k, self.v, self.dout = draw(self.heads), draw(self.heads_kv), draw(self.heads_kv), draw(self.heads)
+        ranks, block = dist.get_world_size(), min(256, max(8, self.seqlen // 32))
+        self.call: Dict[str, Any] = {"is_causal": True}
+        self.mask = Mask(is_causal=True)
+        if kind == "causal":
+            self.layout = Layout.zigzag(self.seqlen, ranks, block)
+        elif kind == "window":
+            self.call["window_size"] = (self.seqlen // 16, 0)
+            self.mask = Mask(is_causal=True, window_size=self.call["window_size"])
+            self.layout = Layout.contiguous(self.seqlen, ranks, block)
+        elif kind == "topw":
+            bias = torch.randn(1, self.heads_kv, self.seqlen, device=device, generator=generator)
+            pair = masks.topk_intervals(bias, self.seqlen // 16)
+            self.call = {"key_intervals": pair}
+            self.mask = Mask(key_intervals=tuple(pair))
+            self.layout = Layout.contiguous(self.seqlen, ranks, block)
+        else:
+            lengths = torch.randint(self.seqlen // 64, self.seqlen // 8, (64,), generator=torch.Generator().manual_seed(2))
+            offsets = [0, *[x for x in lengths.cumsum(0).tolist() if x < self.seqlen], self.seqlen]
+            cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
+            pair = masks.document_intervals(cu_seqlens, seqlen=self.seqlen)
+            self.call = {"key_intervals": pair}
+            self.mask = Mask(key_intervals=tuple(pair))
+            whole = Layout.documents(offsets, ranks, block)
+            swapped = Layout.balanced([self.mask], ranks, total=self.seqlen, block=max(block, self.seqlen // 64))
+            self.layout = min((whole, swapped), key=lambda each: each.imbalance(self.mask))
+        self.cp = ContextParallel(
+            self.layout, None, options.algorithm, head_sets=options.sets if kind == "causal" else None
+        )
+
+    def name(self) -> str:
+        return f"{self.kind} S{self.seqlen} H{self.heads}/{self.heads_kv} D{self.head_dim}"
+
+    def shards(self) -> List[torch.Tensor]:
+        rank = dist.get_rank()
+        every = (self.q, self.k, self.v, self.dout)
+        return [self.layout.shard(each, 1, rank).contiguous() for each in every]
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """Seconds of one repeat, on this rank, after all ranks have come here."""
+    synchronize(device)
+    dist.barrier()
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        return (time.perf_counter() - began) / repeats
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    for _ in range(repeats):
+        work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3 / repeats
+
+
+def slowest(seconds: float, device: torch.device) -> float:
+    number = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    return float(number)
+
+
+def medians(works: Dict[str, Callable[[], Any]], device: torch.device, samples: int) -> Dict[str, List[float]]:
+    """Samples of each work, in turns: every sample is the slowest rank's."""
+    repeats = {}
+    for name, work in works.items():
+        for _ in range(2):
+            work()
+        once = slowest(timed(work, device, 1), device)
+        repeats[name] = max(1, min(20, int(0.01 / max(once, 1e-6))))
+    taken: Dict[str, List[float]] = {name: [] for name in works}
+    for _ in range(samples):
+        for name, work in works.items():
+            taken[name].append(slowest(timed(work, device, repeats[name]), device))
+    return taken
+
+
+# ---- parts of the time -----------------------------------------------------------------------------------------------
+
+
+def compute_alone(case: Case) -> Optional[Callable[[], Any]]:
+    """The rank's calls, all heads in one, on keys that are there: no exchange."""
+    rank, seqlens = dist.get_rank(), (case.seqlen, case.seqlen)
+    pieces = make_pieces(case.layout.ranges[rank], case.mask, seqlens, [(0, case.seqlen)], case.device)
+    q = case.layout.shard(case.q, 1, rank).contiguous()
+    out, lse, _ = new_results(q, case.v, False)
+    assert out is not None and lse is not None
+    settings = (0, 0, None, False, 0.0, -1, -1, False, False)
+
+    def work() -> None:
+        for piece in pieces:
+            (a, b), (c, d) = piece.rows, piece.keys
+            given = Operands(q[:, a:b], case.k[:, c:d], case.v[:, c:d], None, None, piece.start, piece.end)
+            how = changed(settings, causal=piece.causal, window_left=piece.left, window_right=piece.right)
+            forward(given, (out[:, a:b], lse[:, :, a:b], None), how)
+
+    return work
+
+
+def copy_alone(case: Case) -> Optional[Callable[[], Any]]:
+    """The exchanges of a forward, set after set."""
+    explained = case.cp.explain()
+    if explained["algorithm"] != "gather":
+        return None
+    from flash_dmattn.context_parallel._exchange import make_table
+    from flash_dmattn.context_parallel._visible import needed_keys
+
+    layout, rank = case.layout, dist.get_rank()
+    rows_of = [layout.sorted_ranges(each) for each in range(layout.ranks)]
+    table = make_table(layout.ranges, needed_keys(rows_of, case.mask, (case.seqlen, case.seqlen)), rank)
+    _, k, v, _ = case.shards()
+    messages = case.cp._messages_on(case.device)
+
+    def work() -> None:
+        for a, b in explained["sets"]:
+            shards = [each.transpose(0, 1)[:, :, a:b] for each in (k, v)]
+            buffers = [each.new_empty((table.size, *each.shape[1:])) for each in shards]
+            Fetch(messages, table, shards, buffers).finish()
+
+    return work
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def apart(have: torch.Tensor, want: torch.Tensor) -> Dict[str, float]:
+    """The largest difference over the largest wanted number, and the share of equal elements."""
+    difference = (have.double() - want.double()).abs().max() if want.numel() else torch.zeros(())
+    scale = want.double().abs().max() if want.numel() else torch.ones(())
+    equal = (have == want).double().mean() if want.numel() else torch.ones(())
+    return {"error": float(difference / scale.clamp(min=1e-30)), "equal": float(equal)}
+
+
+def check(case: Case, backward: bool) -> Dict[str, Dict[str, float]]:
+    """Outputs and gradients of this rank against one card's; the worst of all ranks."""
+    rank, found = dist.get_rank(), {}
+    leaves = [each.detach().requires_grad_(backward) for each in (case.q, case.k, case.v)]
+    *local, dout = case.shards()
+    local = [each.requires_grad_(backward) for each in local]
+    want = flash_dmattn_func(*leaves, **case.call)
+    have = case.cp.flash_dmattn_func(*local, **case.call)
+    found["out"] = apart(have.detach(), case.layout.shard(want.detach(), 1, rank))
+    if backward:
+        wanted = torch.autograd.grad(want, leaves, case.dout)
+        gradients = torch.autograd.grad(have, local, dout)
+        for name, one, all_ranks in zip(("dq", "dk", "dv"), wanted, gradients):
+            found[name] = apart(all_ranks, case.layout.shard(one, 1, rank))
+    for numbers in found.values():
+        numbers["error"] = slowest(numbers["error"], case.device)
+        numbers["equal"] = -slowest(-numbers["equal"], case.device)
+    limit = 0.03 if case.q.dtype is torch.bfloat16 else 1e-4
+    wrong = {name: numbers for name, numbers in found.items() if not numbers["error"] <= limit}
+    if wrong:
+        raise SystemExit(f"{case.name()}: results differ from one card's: {wrong}")
+    return found
+
+
+def repeatable(case: Case, times: int) -> bool:
+    """Whether gradients have the same bits each time."""
+    *local, dout = case.shards()
+    local = [each.requires_grad_() for each in local]
+
+    def gradients() -> List[torch.Tensor]:
+        out = case.cp.flash_dmattn_func(*local, deterministic=True, **case.call)
+        return [out.detach(), *torch.autograd.grad(out, local, dout)]
+
+    first = gradients()
+    same = all(torch.equal(a, b) for _ in range(times) for a, b in zip(first, gradients()))
+    return slowest(0.0 if same else 1.0, case.device) == 0.0
+
+
+# ---- a case ----------------------------------------------------------------------------------------------------------
+
+
+def forward_works(case: Case) -> Dict[str, Callable[[], Any]]:
+    q, k, v, _ = case.shards()
+
+    def one_card() -> None:
+        with torch.no_grad():
+            flash_dmattn_func(case.q, case.k, case.v, **case.call)
+
+    def all_ranks() -> None:
+        with torch.no_grad():
+            case.cp.flash_dmattn_func(q, k, v, **case.call)
+
+    works = {"one card": one_card, "ranks": all_ranks}
+    for name, make in (("compute", compute_alone), ("copy", copy_alone)):
+        work = make(case)
+        if work is not None:
+            works[name] = work
+    return works
+
+
+def backward_works(case: Case) -> Dict[str, Callable[[], Any]]:
+    leaves = [each.detach().requires_grad_() for each in (case.q, case.k, case.v)]
+    *local, dout = case.shards()
+    local = [each.requires_grad_() for each in local]
+    whole = flash_dmattn_func(*leaves, **case.call)
+    part = case.cp.flash_dmattn_func(*local, **case.call)
+    return {
+        "one card": lambda: torch.autograd.grad(whole, leaves, case.dout, retain_graph=True),
+        "ranks": lambda: torch.autograd.grad(part, local, dout, retain_graph=True),
+    }
+
+
+def torch_samples(case: Case, samples: int) -> Dict[str, List[float]]:
+    """PyTorch's own context parallelism on the same tensors, causal masks alone: {} where it cannot."""
+    if case.kind != "causal" or case.device.type != "cuda" or case.heads != case.heads_kv:
+        return {}
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    tensors = [each.transpose(1, 2).contiguous() for each in (case.q, case.k, case.v, case.dout)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2] * 4, no_restore_buffers=set(tensors)):
+        *leaves, dout = tensors
+        leaves = [each.detach().requires_grad_() for each in leaves]
+        out = attend(*leaves, is_causal=True)
+
+        def ahead() -> None:
+            with torch.no_grad():
+                attend(*leaves, is_causal=True)
+
+        works = {
+            "torch forward": ahead,
+            "torch backward": lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True),
+        }
+        return medians(works, case.device, samples)
+
+
+def measure(case: Case, options: Any) -> Dict[str, Any]:
+    checks = check(case, not options.forward_only)
+    explained = case.cp.explain()
+    record: Dict[str, Any] = {
+        "case": case.name(),
+        "algorithm": explained["algorithm"],
+        "why": explained["why"],
+        "sets": explained.get("sets"),
+        "keys_fetched": explained.get("keys_fetched"),
+        "bytes_received_rank_0": explained.get("bytes_received"),
+        "imbalance": case.layout.imbalance(case.mask),
+        "checks": checks,
+        "passes": {},
+    }
+    if not options.forward_only and options.repeats:
+        record["repeatable"] = repeatable(case, options.repeats)
+    passes = {"forward": forward_works} if options.forward_only else {"forward": forward_works, "backward": backward_works}
+    for name, works in passes.items():
+        samples = medians(works(case), case.device, options.samples)
+        middle = {what: statistics.median(taken) for what, taken in samples.items()}
+        record["passes"][name] = {
+            "seconds": middle,
+            "samples": samples,
+            "speedup": middle["one card"] / middle["ranks"],
+        }
+    if options.peers:
+        try:
+            taken = torch_samples(case, options.samples)
+        except (ImportError, RuntimeError, TypeError, ValueError) as error:
+            record["torch"] = f"{type(error).__name__}: {str(error)[:200]}"
+        else:
+            record["torch"] = {name: {"seconds": statistics.median(each), "samples": each} for name, each in taken.items()}
+    return record
+
+
+def show(record: Dict[str, Any]) -> None:
+    equal = ", ".join(f"{name} {100 * numbers['equal']:.2f} %" for name, numbers in record["checks"].items())
+    print(f"{record['case']}: {record['algorithm']}, sets {record['sets']}, imbalance {100 * record['imbalance']:.1f} %")
+    if isinstance(record.get("torch"), str):
+        print(f"    torch: {record['torch']}")
+    for name, numbers in record["torch"].items() if isinstance(record.get("torch"), dict) else ():
+        print(f"    {name}: {1e3 * numbers['seconds']:.3f} ms")
+    print(f"    equal to one card: {equal}; repeatable {record.get('repeatable')}")
+    for name, numbers in record["passes"].items():
+        times = ", ".join(f"{what} {1e3 * each:.3f} ms" for what, each in numbers["seconds"].items())
+        print(f"    {name}: {numbers['speedup']:.2f}x; {times}", flush=True)
+
+
+def parse() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default="causal", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--shapes", default="", help="S:H:Hkv,..; default those of the specification")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--algorithm", default="gather", help="auto, gather or ulysses")
+    parser.add_argument("--sets", default="", help="KV heads of each set, 2,6,6,2 say; of causal cases")
+    parser.add_argument("--samples", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=3, help="of the check that bits are repeatable; 0: none")
+    parser.add_argument("--peers", action="store_true", help="PyTorch's context parallelism beside it")
+    parser.add_argument("--forward-only", action="store_true")
+    parser.add_argument("--small", action="store_true", help="sizes for a machine without a GPU")
+    parser.add_argument("--json", default="", help="where results are written")
+    options = parser.parse_args()
+    options.sets = [int(each) for each in options.sets.split(",")] if options.sets else None
+    shapes = SMALL if options.small else SHAPES
+    if options.shapes:
+        shapes = tuple(tuple(map(int, each.split(":"))) for each in options.shapes.split(","))
+    options.shapes = shapes
+    return options
+
+
+def main() -> None:
+    options = parse()
+    on_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_cuda else torch.device("cpu")
+    if on_cuda:
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    records = []
+    for kind in options.kinds.split(","):
+        for shape in options.shapes:
+            case = Case(kind, shape, options.head_dim, device, options)
+            records.append(measure(case, options))
+            del case
+            if dist.get_rank() == 0:
+                show(records[-1])
+    if dist.get_rank() == 0 and options.json:
+        about = {
+            "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
+            "ranks": dist.get_world_size(),
+            "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_cuda else None,
+            "options": {name: value for name, value in vars(options).items() if name != "json"},
+            "records": records,
+        }
+        with open(options.json, "w") as file:
+            json.dump(about, file, indent=1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
