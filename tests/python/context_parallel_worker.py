@@ -1,17 +1,19 @@
 """context_parallel_worker.py: one rank of test_context_parallel.py: random problems, whole and over the ranks.
 
-Usage: context_parallel_worker.py RANK RANKS MEETING SEED COUNT
+Usage: context_parallel_worker.py RANK RANKS MEETING problems SEED COUNT
+       context_parallel_worker.py RANK RANKS MEETING differences|killed|late [WHERE]
 """
 
 import os
 import random
+import signal
 import sys
 import time
 
 import torch
 import torch.distributed as dist
 from flash_dmattn import _arguments, flash_dmattn_func, flash_dmattn_varlen_func
-from flash_dmattn.context_parallel import ContextParallel, Layout, Mask
+from flash_dmattn.context_parallel import ContextParallel, Layout, Mask, RemoteError
 
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
 
@@ -205,33 +207,165 @@ def check(problem, cp):
         close(have, want, problem.dtype, "d" + name)
 
 
-def main():
-    rank, ranks, meeting, seed, count = sys.argv[1:]
-    rank, ranks = int(rank), int(ranks)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
+def check_bytes(problem, cp):
+    """What arrived is what the table says."""
+    explained = cp.explain()
+    if explained["algorithm"] != "gather" or problem.mask is not None or problem.bias is not None:
+        return
+    batch, _, heads_kv, dim, dim_v = problem.shape
+    row = batch * heads_kv * (dim + dim_v) * problem.q.element_size()
+    assert explained["bytes_received"] == explained["keys_fetched"][cp.rank] * row, explained
+
+
+def run_problems(rank, ranks, seed, count):
     groups = {}
     if ranks == 4:
         groups["two"] = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("heads", "keys"))
     began = time.monotonic()
     for number in range(int(count)):
-        if os.environ.get("CP_VERBOSE"):
-            print(number, flush=True)
         draw = random.Random(f"{seed} {number}")
         torch.manual_seed(draw.randrange(2**31))
         problem = Problem(draw, ranks)
         layout = draw_layout(draw, problem.total, ranks)
         layout_k = None if problem.total_k == problem.total else draw_layout(draw, problem.total_k, ranks)
+        if all(each.rows(r) == 1 for each in (layout, layout_k or layout) for r in range(ranks)):
+            continue  # [1, 1] may be a row's, a key's or all pairs' number
         try:
             cp = draw_cp(draw, layout, layout_k, problem.shape[2], groups)
             check(problem, cp)
-        except BaseException as error:
+            check_bytes(problem, cp)
+        except BaseException:
             about = problem.shape, problem.dtype, problem.total, problem.total_k, problem.packed, problem.options
             kinds = [None if each is None else tuple(each.shape) for each in (problem.mask, problem.bias, problem.sink)]
             print(f"rank {rank} problem {seed} {number}: {about} {kinds} {layout.ranges}", file=sys.stderr)
-            raise error
-    if rank == 0:
-        print(f"{count} problems in {time.monotonic() - began:.1f} s")
+            raise
+    print(f"{count} problems in {time.monotonic() - began:.1f} s")
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+
+def tensors_of(layout, rank, heads=2, dtype=torch.float32):
+    torch.manual_seed(rank)
+    return [torch.randn(1, layout.rows(rank), heads, 8).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def sentence_of(action, kind=ValueError):
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def all_said(text):
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, text)
+    return said
+
+
+def run_differences(rank, ranks):
+    """One rank differs from the others: every rank raises the same sentence, and goes on."""
+    layout, other = Layout.zigzag(96, ranks, 8), Layout.contiguous(96, ranks, 8)
+    last = rank == ranks - 1
+    text = sentence_of(lambda: ContextParallel(other if last else layout, timeout=20))
+    assert "differ in layout: rank" in text and len(set(all_said(text))) == 1, text
+    text = sentence_of(lambda: ContextParallel(layout, keys="all" if last else "needed", timeout=20))
+    assert "differ in keys: rank" in text and "all" in text and "needed" in text, text
+    cp = ContextParallel(layout, timeout=20)
+    q, k, v = tensors_of(layout, rank)
+    rows = layout.rows(rank)
+    bias = torch.zeros(1, 1, 1, rows)
+    whole = torch.zeros(1, 1, rows, 96)
+    more = tensors_of(layout, rank, heads=4)
+    half = [each.to(torch.bfloat16) for each in (q, k, v)]
+    frozen = [each.detach() for each in (q, k, v)]
+    for field, mine, theirs in (
+        ("is_causal", lambda: cp.flash_dmattn_func(q, k, v, is_causal=True), lambda: cp.flash_dmattn_func(q, k, v)),
+        ("heads", lambda: cp.flash_dmattn_func(*more), lambda: cp.flash_dmattn_func(q, k, v)),
+        ("dtype", lambda: cp.flash_dmattn_func(*half), lambda: cp.flash_dmattn_func(q, k, v)),
+        ("options", lambda: cp.flash_dmattn_func(q, k, v, softcap=2.0), lambda: cp.flash_dmattn_func(q, k, v)),
+        ("attn_bias", lambda: cp.flash_dmattn_func(q, k, v, None, bias), lambda: cp.flash_dmattn_func(q, k, v)),
+        ("where attn_bias lies", lambda: cp.flash_dmattn_func(q, k, v, None, bias),
+         lambda: cp.flash_dmattn_func(q, k, v, None, whole)),
+        ("gradients", lambda: cp.flash_dmattn_func(*frozen), lambda: cp.flash_dmattn_func(q, k, v)),
+    ):
+        text = sentence_of(mine if last else theirs)
+        assert f"differ in {'mask' if field == 'is_causal' else field}: rank" in text, (field, text)
+        assert len(set(all_said(text))) == 1, all_said(text)
+    wrong = torch.zeros(1, rows + 1, 2, 8)
+    text = sentence_of(lambda: cp.flash_dmattn_func(wrong if last else q, k, v))
+    want = "query has" if last else f"rank {ranks - 1} of a context-parallel call was given what it cannot take"
+    assert want in text, text
+    text = sentence_of(lambda: cp.flash_dmattn_func(q, k, 3 if last else v), (TypeError, ValueError))
+    assert "value is 3" in text, text
+    out = cp.flash_dmattn_func(q, k, v, is_causal=True)
+    out.sum().backward()
+    checked = ContextParallel(layout, check_every_call=True, timeout=20)
+    intervals = (torch.zeros(1, 1, 96, dtype=torch.int32), torch.full((1, 1, 96), 96 - last, dtype=torch.int32))
+    text = sentence_of(lambda: checked.flash_dmattn_func(q, k, v, key_intervals=intervals))
+    assert "differ in values of key_intervals" in text, text
+
+
+def end_at(cp, number):
+    """This process ends, as by kill -9, before its exchange of this number."""
+    messages = cp._messages_on(torch.device("cpu"))
+    start, count = messages.start, [0]
+
+    def counted(*arguments):
+        count[0] += 1
+        if count[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return start(*arguments)
+
+    messages.start = counted
+
+
+def run_killed(rank, ranks, where):
+    """The last rank ends; the others get a sentence in time, and their object refuses what follows."""
+    layout = Layout.zigzag(64 * ranks, ranks, 8)
+    timeout = 5.0
+    cp = ContextParallel(layout, algorithm="gather", timeout=timeout, head_sets=[1, 1])
+    q, k, v = tensors_of(layout, rank)
+    if rank == ranks - 1:
+        if where == "between":
+            os.kill(os.getpid(), signal.SIGKILL)
+        end_at(cp, {"forward": 2, "backward": 4}[where])
+    began = time.monotonic()
+
+    def step():
+        cp.flash_dmattn_func(q, k, v, is_causal=True).sum().backward()
+
+    text = sentence_of(step, RemoteError)
+    assert time.monotonic() - began < timeout + 2, time.monotonic() - began
+    assert "a peer of rank" in text and "failed, ended or was late" in text, text
+    again = sentence_of(step, RemoteError)
+    assert "takes no more calls" in again, again
+    os._exit(0)  # a group without one of its ranks is not taken apart in order
+
+
+def run_late(rank, ranks):
+    layout = Layout.contiguous(64, ranks, 8)
+    cp = ContextParallel(layout, timeout=1.5)
+    q, k, v = tensors_of(layout, rank)
+    if rank == ranks - 1:
+        time.sleep(4.5)
+        os._exit(0)
+    began = time.monotonic()
+    text = sentence_of(lambda: cp.flash_dmattn_func(q, k, v), RemoteError)
+    assert 1 < time.monotonic() - began < 3.5, time.monotonic() - began
+    assert "was late" in text, text
+    os._exit(0)
+
+
+def main():
+    rank, ranks, meeting, mode, *others = sys.argv[1:]
+    rank, ranks = int(rank), int(ranks)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
+    modes = {"problems": run_problems, "differences": run_differences, "killed": run_killed, "late": run_late}
+    modes[mode](rank, ranks, *others)
+    dist.barrier()
     dist.destroy_process_group()
 
 
