@@ -119,6 +119,7 @@ PyObject *native_gemm(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_plan_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_allocate(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_release_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -63,10 +63,12 @@ struct call {
     PyObject *allocate; /* NULL: host memory */
 };
 
-/* The tensors of a forward or backward, the settings, the number of threads, family or None; for CUDA tensors also the
- * stream's address and what allocates. Returns -1 with an exception set; release() is needed either way. */
+/* The tensors of a forward or backward, the settings, the number of threads, family or None, kernel or None; for CUDA
+ * tensors also the stream's address and what allocates. Returns -1 with an exception set; release() is needed either
+ * way. */
 static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct call *call) {
-    enum { THREADS = NUM_SETTINGS, FAMILY, NUM_ON_CPU, STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
+    enum { THREADS = NUM_SETTINGS, FAMILY, KERNEL, NUM_ON_CPU };
+    enum { STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
     const int on_cuda = count == num_tensors + NUM_ON_CUDA;
     *call = (struct call){.num_tensors = num_tensors};
     if (!on_cuda && native_expect(count, num_tensors + NUM_ON_CPU))
@@ -76,6 +78,8 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
     if (native_tensors(arguments, call->storage, given, num_tensors) ||
         native_options(setting, setting[THREADS], setting[FAMILY], &call->options))
         return -1;
+    if (setting[KERNEL] != Py_None)
+        call->options.kernel = PyUnicode_AsUTF8AndSize(setting[KERNEL], NULL);
     native_bind(given, &call->tensors);
     if (on_cuda) {
         call->options.stream = native_address(setting[STREAM]);
@@ -159,23 +163,34 @@ PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_
     return result;
 }
 
-/* forward()'s arguments -> the kernel that would run: (family, kernel, choice, reason). */
-PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+/* The arguments of a pass -> the kernel that would run: (family, kernel, choice, reason, block_m). Of the tensors only
+ * what describes them is looked at. */
+static PyObject *plan(PyObject *const *arguments, Py_ssize_t count, int num_tensors, fdm_pass pass) {
     struct call call;
     PyObject *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, &call)) {
+    if (!parse(arguments, count, num_tensors, &call)) {
         fdm_problem problem;
         fdm_device device = {.struct_bytes = sizeof device};
         fdm_plan plan = {.struct_bytes = sizeof plan};
         const fdm_device_id where = call.tensors.q ? call.tensors.q->device : (fdm_device_id){FDM_CPU, 0};
-        fdm_status status = fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem);
+        fdm_status status = fdm_describe(pass, &call.tensors, &call.options, &problem);
         if (!status)
             status = fdm_device_query(where.type, where.index, &device);
         if (!status)
             status = fdm_plan_attention(&device, &problem, &call.options, &plan);
         result = status ? native_result(status)
-                        : Py_BuildValue("(ssss)", plan.family, plan.kernel, plan.choice, plan.reason);
+                        : Py_BuildValue("(ssssi)", plan.family, plan.kernel, plan.choice, plan.reason, plan.block_m);
     }
     release(&call);
     return result;
+}
+
+/* plan(forward()'s arguments) */
+PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return plan(arguments, count, NUM_FORWARD, FDM_FORWARD);
+}
+
+/* plan_backward(backward()'s arguments) */
+PyObject *native_plan_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return plan(arguments, count, NUM_TENSORS, FDM_BACKWARD);
 }

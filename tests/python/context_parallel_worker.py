@@ -1,7 +1,7 @@
 """context_parallel_worker.py: one rank of test_context_parallel.py: random problems, whole and over the ranks.
 
 Usage: context_parallel_worker.py RANK RANKS MEETING problems SEED COUNT
-       context_parallel_worker.py RANK RANKS MEETING differences|killed|late [WHERE]
+       context_parallel_worker.py RANK RANKS MEETING bits|differences|killed|late [WHERE]
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from flash_dmattn import _arguments, flash_dmattn_func, flash_dmattn_varlen_func
+from flash_dmattn import _arguments, flash_dmattn_func, flash_dmattn_varlen_func, masks
 from flash_dmattn.context_parallel import ContextParallel, Layout, Mask, RemoteError
 
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
@@ -242,6 +242,36 @@ def run_problems(rank, ranks, seed, count):
     print(f"{count} problems in {time.monotonic() - began:.1f} s")
 
 
+def run_bits(rank, ranks):
+    """Outputs and the gradient of query have one rank's bits; with heads exchanged, all have."""
+    draw = random.Random(5)
+    for number in range(16):
+        torch.manual_seed(number)
+        dtype = draw.choice([torch.float32, torch.bfloat16])
+        total, heads_kv, group = draw.choice([1024, 2048]), ranks * draw.choice([1, 2]), draw.choice([1, 2])
+        q, k, v, dout = (torch.randn(1, total, h, 32).to(dtype) for h in (heads_kv * group, heads_kv, heads_kv, heads_kv * group))
+        call, layout = draw.choice([
+            ({"is_causal": True}, Layout.zigzag(total, ranks, 512)),
+            ({"is_causal": True, "window_size": (300, 0)}, Layout.contiguous(total, ranks, 512)),
+            ({"key_intervals": tuple(masks.topk_intervals(torch.randn(1, heads_kv, total), 100))},
+             Layout.contiguous(total, ranks, 512)),
+        ])  # fmt: skip
+        whole = [each.clone().requires_grad_() for each in (q, k, v)]
+        want = flash_dmattn_func(*whole, **call, deterministic=True)
+        wanted = torch.autograd.grad(want, whole, dout)
+        for algorithm in ("gather", "ulysses"):
+            cp = ContextParallel(layout, algorithm=algorithm, timeout=30)
+            mine = [layout.shard(each, 1, rank).clone().requires_grad_() for each in (q, k, v)]
+            repeated = []
+            for _ in range(2):
+                out = cp.flash_dmattn_func(*mine, **call, deterministic=True)
+                repeated.append((out, *torch.autograd.grad(out, mine, layout.shard(dout, 1, rank))))
+            assert all(torch.equal(a, b) for a, b in zip(*repeated)), (number, algorithm, "not repeatable")
+            same = 4 if algorithm == "ulysses" else 2
+            for name, have, one in list(zip(("out", "dq", "dk", "dv"), repeated[0], (want, *wanted)))[:same]:
+                assert torch.equal(have, layout.shard(one, 1, rank)), (number, algorithm, name, call, dtype)
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +393,7 @@ def main():
     rank, ranks = int(rank), int(ranks)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
-    modes = {"problems": run_problems, "differences": run_differences, "killed": run_killed, "late": run_late}
+    modes = {"problems": run_problems, "bits": run_bits, "differences": run_differences, "killed": run_killed, "late": run_late}
     modes[mode](rank, ranks, *others)
     dist.barrier()
     dist.destroy_process_group()

@@ -238,6 +238,11 @@ def test_random_problems(tmp_path, ranks, count):
     run_ranks(tmp_path, ranks, "problems", os.environ.get("FDM_TEST_SEED", 11), count)
 
 
+@pytest.mark.skipif("FDM_TEST_FAMILY" in os.environ, reason="the plan is not free")
+def test_bits_of_one_rank(tmp_path):
+    run_ranks(tmp_path, 2, "bits")
+
+
 def test_ranks_that_differ_all_say_so(tmp_path):
     run_ranks(tmp_path, 3, "differences")
 

@@ -99,7 +99,7 @@ class Agreement:
         if dist.get_backend(group) == "gloo":
             self.group = group
         else:
-            options = {} if timeout is None else {"timeout": timeout}
+            options: Dict[str, Any] = {} if timeout is None else {"timeout": timeout}
             with health.watch():
                 self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, **options)
         self.ranks = len(ranks)
@@ -118,7 +118,7 @@ class Agreement:
     ) -> Dict[str, str]:
         """Collective. Of each choice the first that all ranks have; a ValueError on every rank where there is none,
         where fields differ, or where a rank met an error of its own."""
-        said = error and f"{type(error).__name__}: {error}"
+        said = None if error is None else f"{type(error).__name__}: {error}"
         headers = self._headers(_packed(fields, choices or {}, said))
         if error is not None:
             raise error

@@ -39,7 +39,7 @@ def _work(masks: Sequence[Mask], weights: Sequence[float], seqlens: Tuple[int, i
         rows = mask.rows_visible(seqlens).double()
         padded = torch.nn.functional.pad(rows, (0, blocks * block - seqlens[0])).view(blocks, block)
         total += weight * padded.sum(1)
-    return total.tolist()  # type: ignore[no-any-return]
+    return total.tolist()
 
 
 class _Ranks:

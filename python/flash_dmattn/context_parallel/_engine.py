@@ -41,15 +41,24 @@ def changed(settings: Settings, **values: Any) -> Settings:
     return tuple(numbers)
 
 
-def _run(function: Any, tensors: Sequence[Optional[Tensor]], q: Tensor, settings: Settings) -> None:
+def _run(function: Any, tensors: Sequence[Optional[Tensor]], q: Tensor, settings: Settings, kernel: Any) -> None:
     where: Tuple[Any, ...] = (stream_of(q), allocator_of(q)) if q.is_cuda else ()
     threads = 0 if q.is_cuda else torch.get_num_threads()
-    function(*map(native_view, tensors), *settings, threads, _arguments.forced_family, *where)
+    views = [*map(native_view, tensors)]
+    if kernel is not None and _arguments.forced_family is None:
+        try:
+            function(*views, *settings, threads, None, kernel, *where)
+            return
+        except NotImplementedError:  # the call is too small for the whole problem's kernel, say
+            pass
+    function(*views, *settings, threads, _arguments.forced_family, None, *where)
 
 
-def forward(operands: Operands, results: Sequence[Optional[Tensor]], settings: Settings) -> None:
-    """results: out, lse, lse_low, written; lse_low may be None."""
-    _run(_native.forward, (*operands, *results), operands.q, settings)
+def forward(
+    operands: Operands, results: Sequence[Optional[Tensor]], settings: Settings, kernel: Optional[str] = None
+) -> None:
+    """results: out, lse, lse_low, written; lse_low may be None. kernel: the choice code to run where it can."""
+    _run(_native.forward, (*operands, *results), operands.q, settings, kernel)
 
 
 def backward(
@@ -58,9 +67,10 @@ def backward(
     flowing: Sequence[Optional[Tensor]],
     gradients: Sequence[Optional[Tensor]],
     settings: Settings,
+    kernel: Optional[str] = None,
 ) -> None:
     """flowing: dout and dlse; gradients: of q, k, v, bias and sink, written, each None where it is not wanted."""
-    _run(_native.backward, (*operands, *results, *flowing, *gradients), operands.q, settings)
+    _run(_native.backward, (*operands, *results, *flowing, *gradients), operands.q, settings, kernel)
 
 
 GRADIENTS = tuple(INPUTS[source].name for source in SOURCES)

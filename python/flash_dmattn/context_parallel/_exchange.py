@@ -187,7 +187,8 @@ def _messages_of(route: Route, packed: Tensor) -> Sequence[Tensor]:
     """A route's rows, one behind the other, as the messages in which they travel."""
     if not _split(route):
         return [packed]
-    return packed.split([b - a for (a, b), _ in route.pairs])
+    pieces: Sequence[Tensor] = packed.split([b - a for (a, b), _ in route.pairs])
+    return pieces
 
 
 class Return:

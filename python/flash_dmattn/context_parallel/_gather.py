@@ -35,6 +35,13 @@ class Call:
     settings: Settings
     mask_kind: str
     bias_kind: str
+    kernels: Any = None  # WholeKernels, or None: each call's plan is free
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether one call has all keys of the rank, and nobody else has any use for them."""
+        table, pieces = self.table, self.pieces
+        return not table.sends and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
@@ -182,7 +189,8 @@ def forward(call: Call, operands: Operands) -> List[Optional[Tensor]]:
         current = _Set(call, operands, heads, keys)
         for piece in call.pieces:
             written = (current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece))
-            _engine.forward(current.piece(piece), written, current.settings(piece))
+            code = None if call.kernels is None else call.kernels.forward
+            _engine.forward(current.piece(piece), written, current.settings(piece), code)
     return results
 
 
@@ -224,7 +232,7 @@ class _Gradients:
             if needs[name]:
                 dtype = tensor.dtype if kind in OF_ROWS else _wide(tensor.dtype)
                 self.of[name] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
-        self.traveling = [name for name in ("k", "v") if needs[name]]
+        self.traveling = [name for name in ("k", "v") if needs[name] and not call.is_direct]
         self.traveling += ["bias"] if needs["bias"] and call.bias_kind == KEYS else []
 
     def targets(self, current: _Set, parts: _Parts, piece: Piece, given: Operands) -> Tuple[List[Any], List[Any]]:
@@ -240,6 +248,8 @@ class _Gradients:
             assert whole is not None
             if name == "q":
                 written.append(current.rows(whole, piece))
+            elif name in ("k", "v") and self.call.is_direct:
+                written.append(current.of_heads(whole, 2))
             elif name == "bias" and self.call.bias_kind in OF_ROWS:
                 written.append(_rows_of(current.of_heads(whole, 1), self.call.bias_kind, piece))
             else:
@@ -262,7 +272,7 @@ class _Gradients:
         for name, total in sums.items():
             whole = self.of[name]
             assert whole is not None
-            if name == "bias":
+            if name == "bias":  # where heads of several sets share it
                 part = heads_of(whole, 1, heads, self.operands.k.shape[2])
                 assert part is not None
                 part += total.permute(1, 2, 0)[:, :, None]
@@ -355,7 +365,9 @@ def _backward_of_piece(
     known = current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece)
     above = current.rows(flowing[0], piece), current.row_numbers(flowing[1], piece)
     written, added = gradients.targets(current, parts, piece, given)
-    _engine.backward(given, known, above, written, current.settings(piece))
+    kernels = current.call.kernels
+    code = None if kernels is None else kernels.backward(above[1] is not None)
+    _engine.backward(given, known, above, written, current.settings(piece), code)
     for part, own in added:
         part += own
 
@@ -379,7 +391,7 @@ class GatherAttention(torch.autograd.Function):
         return out, lse, low
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], _: Any) -> Any:
         *given, out, lse, lse_low = ctx.saved_tensors
         needs = dict(zip(_engine.GRADIENTS, ctx.needs_input_grad[2:]))

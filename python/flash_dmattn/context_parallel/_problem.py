@@ -8,10 +8,19 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._arguments import Extents, Settings, bias_with_four_axes, interval_pair, mask_with_four_axes, refuse_causal_prefixes, said
+from .._arguments import (
+    Extents,
+    Settings,
+    bias_with_four_axes,
+    check_layout,
+    interval_pair,
+    mask_with_four_axes,
+    refuse_causal_prefixes,
+    said,
+)
 from .._fields import SETTING
 from .._key_rules import rule_intervals
-from .._torch import _autocast, _check_kinds, check_layout
+from .._torch import _autocast, _check_kinds
 from ._engine import Operands, changed
 from ._gather import CONSTANT, KEYS, ROWS, ROWS_ALONE
 from ._visible import Mask
@@ -137,7 +146,7 @@ def problem_of(
             raise TypeError(f"sink is {said(each)}; it must be a torch.Tensor")
     shown = None if scores[0] is None else mask_with_four_axes(scores[0], extents)
     bias = None if scores[1] is None else bias_with_four_axes(scores[1], extents)
-    given = _autocast((q, k, v, shown, bias, None, None, None, None, sink))
+    given: Any = _autocast((q, k, v, shown, bias, None, None, None, None, sink))
     operands = Operands(*given)
     operands = operands._replace(
         q=_contiguous_rows(operands.q), k=_contiguous_rows(operands.k), v=_contiguous_rows(operands.v)
@@ -206,7 +215,8 @@ def packed_mask(
     cu_q, cu_k = offsets
     pair = None if key_intervals is None else interval_pair(key_intervals, None)
     windows = window if isinstance(window, Tensor) else None
-    given = _packed_windows(windows, (-1, -1) if windows is not None else window, causal, cu_q.device)
+    bounds: Any = (-1, -1) if windows is not None else window
+    given = _packed_windows(windows, bounds, causal, cu_q.device)
     start, end = rule_intervals(
         None, prefix_lengths, given, pair, seqlen_k=seqlens[1], cu_seqlens_q=cu_q, cu_seqlens_k=cu_k
     )

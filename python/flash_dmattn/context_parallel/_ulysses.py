@@ -87,7 +87,7 @@ class _ToHeads(torch.autograd.Function):
         return _back(exchange.gather(_first(x, rows, heads), shared), rows, heads)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         exchange, rows, heads, shared = ctx.arguments
         wide = gradient.float() if shared and gradient.dtype is not torch.float64 else gradient
@@ -104,7 +104,7 @@ class _ToRows(torch.autograd.Function):
         return _back(exchange.scatter(_first(x, rows, heads).contiguous(), False), rows, heads)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         exchange, rows, heads = ctx.arguments
         return _back(exchange.gather(_first(gradient, rows, heads), False), rows, heads), None, None, None

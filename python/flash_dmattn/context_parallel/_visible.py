@@ -131,4 +131,3 @@ def all_keys(rows_of: Sequence[Sequence[Range]], seqlens: Tuple[int, int]) -> Li
 def hull(ranges: Ranges) -> Ranges:
     """One range from the first position to the last."""
     return [(ranges[0][0], ranges[-1][1])] if ranges else []
-

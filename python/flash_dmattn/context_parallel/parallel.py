@@ -15,7 +15,6 @@ from torch import Tensor
 from .._arguments import NO_WINDOW, flag_of, num_results_of, refuse_keywords, said, settings_of
 from .._fields import SETTING
 from .._operators import refuse_transforms
-from .._torch import flash_dmattn_func
 from ._agree import Agreement, Health
 from ._engine import Operands
 from ._exchange import Messages, make_table
@@ -25,6 +24,7 @@ from ._problem import Problem, mask_of, packed_mask, problem_of
 from ._ranges import Range, Ranges, intersect, size
 from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
 from ._visible import Mask, all_keys, hull, needed_keys
+from ._whole import WholeKernels
 from .layout import Layout
 
 ALGORITHMS = ("auto", "gather", "ulysses")
@@ -72,6 +72,10 @@ class ContextParallel:
             NCCL it covers the agreement of ranks, and the process group's watchdog covers the rest.
         check_every_call: whether ranks agree on every call what they are about to do, or only when a rank meets a kind
             of problem for the first time. Default None: on every call for tensors on the CPU.
+        same_kernel: whether the rank's calls run the kernel and tile that one rank would choose for the whole problem,
+            where they can. Outputs and the gradient of query then have the bits of one rank's call where the layout's
+            ranges begin at multiples of the rows that a block of that kernel has (a block of the layout of 512 is
+            always one), keys from the first on are needed, and that kernel's backward is deterministic. Default True.
         head_sets: for measurements: how many KV heads travel together, one number a set.
 
     Raises:
@@ -97,6 +101,7 @@ class ContextParallel:
         reproducible_ranks: Optional[int] = None,
         timeout: Optional[float] = None,
         check_every_call: Optional[bool] = None,
+        same_kernel: bool = True,
         head_sets: Optional[Sequence[int]] = None,
     ) -> None:
         _one_of(algorithm, ALGORITHMS, "algorithm")
@@ -112,6 +117,7 @@ class ContextParallel:
         self.algorithm, self.keys, self.head_sets = algorithm, keys, None if head_sets is None else list(head_sets)
         self.timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
         self.check_every_call = check_every_call
+        self.same_kernel = flag_of(same_kernel, "same_kernel")
         group, self._heads_group, self._keys_group = _groups(group_or_mesh)
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -124,6 +130,7 @@ class ContextParallel:
         self._messages: Dict[torch.device, Messages] = {}
         self._routes: Dict[Any, _Route] = {}
         self._agreed: Dict[str, Dict[str, str]] = {}
+        self._planned: Dict[str, WholeKernels] = {}
         self._last: Dict[str, Any] = {}
         self._agreement = Agreement(group, self.timeout, self._health)
         self._agreement.check(self._identity())
@@ -140,12 +147,14 @@ class ContextParallel:
             "keys": self.keys,
             "head_sets": self.head_sets,
             "check_every_call": self.check_every_call,
+            "same_kernel": self.same_kernel,
         }
 
     def _sublayouts(self) -> None:
         """The layouts along either dimension of the mesh."""
         heads = dist.get_world_size(self._heads_group) if self._heads_group is not None else 1
         self._num_heads_ranks = heads
+        self._keys_rank = dist.get_rank(self._keys_group)
         if heads == 1 and self._keys_group is not None:
             self._outer, self._outer_k = self.layout, self.layout_k
             self._heads_rows = self._heads_keys = None
@@ -361,10 +370,7 @@ class ContextParallel:
 
     def _attend(self, problem: Problem, num_results: int) -> Any:
         algorithm, why = self._choose(problem)
-        if algorithm == "ulysses":
-            results = self._by_heads(problem, num_results)
-        else:
-            results = self._by_both(problem) if self._num_heads_ranks > 1 else self._by_keys(problem)
+        results = self._by_keys(problem) if algorithm == "gather" else self._by_heads(problem)
         self._last.update(algorithm=algorithm, why=why)
         if num_results == 1:
             return results[0]
@@ -381,10 +387,8 @@ class ContextParallel:
 
     def _choose(self, problem: Problem) -> Tuple[str, str]:
         """The algorithm, and why; alike on every rank."""
-        if self._keys_group is None:
-            return "ulysses", "the mesh has ranks for heads alone"
         if self._num_heads_ranks > 1:
-            return "both", "the mesh has two dimensions"
+            return "ulysses and gather", "the mesh has two dimensions"
         if self.algorithm != "auto":
             return self.algorithm, f"{self.algorithm} was asked for"
         _, k, v, *_ = problem.operands
@@ -427,14 +431,19 @@ class ContextParallel:
     # ---- algorithms ----------------------------------------------------------------------------------------------
 
     def _by_keys(self, problem: Problem) -> List[Any]:
-        return self._gathered(problem, self.layout, self.layout_k, self.rank)
+        return self._gathered(problem, self.layout, self.layout_k, self.rank, 1)
 
-    def _gathered(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> List[Any]:
+    def _gathered(
+        self, problem: Problem, layout: Layout, layout_k: Layout, rank: int, heads_ranks: int
+    ) -> List[Any]:
+        """heads_ranks: of how many ranks each has as many heads as these operands."""
         route = self._route(problem, layout, layout_k, rank)
         operands, messages = problem.operands, self._messages_on(problem.operands.q.device)
         fetched = route.fetched(layout_k.ranges)
         sets = self._sets(problem, fetched, layout)
-        call = Call(messages, route.table, route.pieces, sets, problem.settings, problem.mask_kind, problem.bias_kind)
+        kinds = problem.mask_kind, problem.bias_kind
+        kernels = self._kernels(problem, heads_ranks) if self.same_kernel else None
+        call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, kernels)
         q, k, v, mask, bias, *_, sink = operands
         attend: Any = GatherAttention
         before = messages.bytes_received
@@ -448,6 +457,14 @@ class ContextParallel:
         }
         return [out, lse, low if bias is not None else None]
 
+    def _kernels(self, problem: Problem, heads_ranks: int) -> WholeKernels:
+        key = repr((problem.fields(), problem.mask_kind, problem.bias_kind, heads_ranks))
+        if key not in self._planned:
+            if len(self._planned) >= _MOST_ROUTES:
+                self._planned.clear()
+            self._planned[key] = WholeKernels(problem, heads_ranks)
+        return self._planned[key]
+
     def _sets(self, problem: Problem, fetched: List[int], layout: Layout) -> List[Range]:
         """Ranges of KV heads that travel together: few first, since nothing hides the first, and few last, whose
         gradients travel alone."""
@@ -455,45 +472,16 @@ class ContextParallel:
         bias = problem.operands.bias
         # The gradient of a bias that heads share is summed by one call, and rounded once.
         shared = bias is not None and problem.bias_kind in OF_ROWS and bias.shape[1] == 1
-        if self.head_sets is not None and (sum(self.head_sets) != heads_kv or min(self.head_sets, default=0) < 1):
-            raise ValueError(f"head_sets is {self.head_sets}; its numbers are from 1 on, and their sum is {heads_kv}")
         if (shared and problem.needs_gradient()[3]) or not any(fetched):
             sizes = [heads_kv]
+        elif self.head_sets is None:
+            sizes = set_sizes(heads_kv, _fewest_heads(problem, layout))
+        elif sum(self.head_sets) != heads_kv or min(self.head_sets, default=0) < 1:
+            raise ValueError(f"head_sets is {self.head_sets}; its numbers are from 1 on, and their sum is {heads_kv}")
         else:
-            sizes = self.head_sets or set_sizes(heads_kv, _fewest_heads(problem, layout))
+            sizes = self.head_sets
         edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
         return list(zip(edges, edges[1:]))
-
-    def _by_heads(self, problem: Problem, num_results: int) -> List[Any]:
-        exchange_q, exchange_k = self._heads_rows, self._heads_keys
-        if exchange_q is None or exchange_k is None:
-            exchange_q = self._exchange(self.group, self.rank, self.layout)
-            exchange_k = self._exchange(self.group, self.rank, self.layout_k)
-        q, k, v, mask, bias, *_, sink = problem.operands
-        pair = problem.mask.key_intervals
-        if pair is not None:
-            pair = tuple(own_heads(each.reshape(*[1] * (3 - each.dim()), *each.shape), 1, exchange_q) for each in pair)  # type: ignore[assignment]
-        numbers: Any = problem.settings
-        results = flash_dmattn_func(
-            to_heads(q, exchange_q, 1, 2),
-            to_heads(k, exchange_k, 1, 2),
-            to_heads(v, exchange_k, 1, 2),
-            self._scores_by_heads(mask, problem.mask_kind, exchange_q, exchange_k),
-            self._scores_by_heads(bias, problem.bias_kind, exchange_q, exchange_k),
-            numbers[SETTING["softmax_scale"]],
-            problem.mask.is_causal,
-            numbers[SETTING["softcap"]],
-            numbers[SETTING["deterministic"]],
-            window_size=problem.mask.window_size,
-            key_intervals=pair,
-            sink=own_heads(sink, -1, exchange_q),
-            lse_without_sink=numbers[SETTING["lse_without_sink"]],
-            return_lse=True,
-            return_lse_low=num_results == 3,
-        )
-        self._last = {"rows": [self.layout.rows(each) for each in range(self.ranks)]}
-        out = to_rows(results[0], exchange_q, 1, 2)
-        return [out, *(None if each is None else to_rows(each, exchange_q, 2, 1) for each in results[1:])]
 
     @staticmethod
     def _scores_by_heads(scores: Optional[Tensor], kind: str, rows: Exchange, keys: Exchange) -> Optional[Tensor]:
@@ -503,13 +491,21 @@ class ContextParallel:
             return to_heads(scores, rows, 2, 1)
         return to_heads(scores, keys, 3, 1) if kind == KEYS else own_heads(scores, 1, rows)
 
-    def _by_both(self, problem: Problem) -> List[Any]:
+    def _by_heads(self, problem: Problem) -> List[Any]:
+        """Heads for rows along the group of heads; then keys along that of keys, which may be this rank alone."""
         exchange_q, exchange_k = self._heads_rows, self._heads_keys
-        assert exchange_q is not None and exchange_k is not None
+        outer, outer_k, rank = self._outer, self._outer_k, self._keys_rank
+        if exchange_q is None or exchange_k is None:  # of all ranks, where ulysses was chosen for a group
+            exchange_q, exchange_k = (
+                self._exchange(self.group, self.rank, within(layout, range(self.ranks)))
+                for layout in (self.layout, self.layout_k)
+            )
+            outer, outer_k, rank = _alone(self.layout), _alone(self.layout_k), 0
         q, k, v, mask, bias, *_, sink = problem.operands
-        pair = problem.mask.key_intervals
+        pair: Any = problem.mask.key_intervals
         if pair is not None:
-            pair = tuple(own_heads(each.reshape(*[1] * (3 - each.dim()), *each.shape), 1, exchange_q) for each in pair)  # type: ignore[assignment]
+            three = (each.reshape(*[1] * (3 - each.dim()), *each.shape) for each in pair)
+            pair = tuple(own_heads(each, 1, exchange_q) for each in three)
         moved = Operands(
             to_heads(q, exchange_q, 1, 2),
             to_heads(k, exchange_k, 1, 2),
@@ -519,9 +515,13 @@ class ContextParallel:
             sink=own_heads(sink, -1, exchange_q),
         )
         inner = dataclasses.replace(problem, operands=moved, mask=dataclasses.replace(problem.mask, key_intervals=pair))
-        results = self._gathered(inner, self._outer, self._outer_k, dist.get_rank(self._keys_group))
+        results = self._gathered(inner, outer, outer_k, rank, exchange_q.ranks)
         out = to_rows(results[0], exchange_q, 1, 2)
         return [out, *(None if each is None else to_rows(each, exchange_q, 2, 1) for each in results[1:])]
+
+
+def _alone(layout: Layout) -> Layout:
+    return Layout([[(0, layout.total)]], layout.block)
 
 
 # ---- sets of heads ---------------------------------------------------------------------------------------------------
