@@ -193,7 +193,8 @@ static void fill_cache(struct request *r) {
         return;
     if (p->page_size && !p->max_pages)
         p->max_pages = (int32_t)((p->seqlen_k + p->page_size - 1) / p->page_size);
-    const int64_t room = (int64_t)p->page_size * p->max_pages, pages = p->page_size ? p->batch * p->max_pages : p->batch;
+    const int64_t room = (int64_t)p->page_size * p->max_pages,
+                  pages = p->page_size ? p->batch * p->max_pages : p->batch;
     if (p->page_size && !r->has_seqlen_k)
         p->seqlen_k = room < INT32_MAX ? room : INT32_MAX;
     p->num_pages = (int32_t)(pages < INT32_MAX ? pages : INT32_MAX);

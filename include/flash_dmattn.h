@@ -230,12 +230,12 @@ typedef struct fdm_cache {
  *   might not end.
  *
  * Lengths within a call: seqused_q, seqused_k [B] int32 say how many of a sequence's rows and keys count, in dense and
- * packed calls; negative: none. Causal and windows align to what counts. Beside a cache, cu_seqlens_q alone makes q, out
- * and lse packed.
+ * packed calls; negative: none. Causal and windows align to what counts. Beside a cache, cu_seqlens_q alone makes q,
+ * out and lse packed.
  *
- * Rows before the first sequence, after the last one, those that a cut leaves over, and rows and keys that seqused does
- * not count belong to no sequence. Their out
- * is 0, their lse +inf, and their gradients are 0; what q, k, v and dout hold there has no effect.
+ * Rows before the first sequence, after the last one, those that a cut leaves over, and rows and keys that seqused
+ * does not count belong to no sequence. Their out is 0, their lse +inf, and their gradients are 0; what q, k, v and dout
+ * hold there has no effect.
  *
  * NaN and inf. What a key holds has no effect on anything where no row sees it, whatever hides it: NaN and inf in its
  * rows of k and v included; nor has what a row holds that sees no key. A row whose scores hold a NaN gets a NaN lse and
@@ -289,9 +289,9 @@ typedef struct fdm_options {
     int64_t window_right;      /* -1 = unbounded, >= 0: j <= i + Sk - Sq + right */
     int64_t max_seqlen_q;      /* varlen: an upper bound on every sequence's rows; 0 = found from cu_seqlens */
     int64_t max_seqlen_k;      /* the same of keys; with a cache at most so many count, 0 = its room */
-    int32_t num_threads; /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
-    const char *kernel;  /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
-    const char *family;  /* force a family ("cpu", "reference"); NULL = chosen */
+    int32_t num_threads;       /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
+    const char *kernel;        /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
+    const char *family;        /* force a family ("cpu", "reference"); NULL = chosen */
     const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
     int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
@@ -395,14 +395,14 @@ typedef struct fdm_problem {
     int32_t num_sinks; /* of a head: n of [n, H], 1 of [H] */
     int32_t lse_without_sink;
     int32_t has_seqused_q, has_seqused_k;
-    int64_t new_rows;                          /* of k_new: appended by the call; 0 = none */
-    int32_t has_cache;                         /* seqlen_k: the most keys of a sequence */
-    int32_t page_size, num_pages;              /* of k: rows of a page, 0 = no pages; pages, or rows of the cache */
-    int32_t max_pages;                         /* columns of the table; ragged: its entries */
-    int32_t ragged_pages;                      /* 1: page_start is given */
-    int32_t has_first_key, has_cache_row;      /* flags */
-    int32_t rotary_dim, rotary_interleaved;    /* 0: nothing turns */
-    int32_t reserved[15]; /* 0 */
+    int64_t new_rows;                       /* of k_new: appended by the call; 0 = none */
+    int32_t has_cache;                      /* seqlen_k: the most keys of a sequence */
+    int32_t page_size, num_pages;           /* of k: rows of a page, 0 = no pages; pages, or rows of the cache */
+    int32_t max_pages;                      /* columns of the table; ragged: its entries */
+    int32_t ragged_pages;                   /* 1: page_start is given */
+    int32_t has_first_key, has_cache_row;   /* flags */
+    int32_t rotary_dim, rotary_interleaved; /* 0: nothing turns */
+    int32_t reserved[15];                   /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -776,8 +776,9 @@ FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tenso
  *     k, v         the cache, as in fdm_cache; written
  *     cache        k_new and v_new, and where they go: behind `lengths`, with the members that a call of attention
  *                  would have. With slots only k_new, v_new and the rotary members count
- *     slots        [total_new]     int32 or int64: k_new [total_new, Hkv, D] goes to row slot % page of page slot / page;
- *                                  a slot below 0 or beyond the cache is left out. Of equal slots one is kept
+ *     slots        [total_new]     int32 or int64: k_new [total_new, Hkv, D] goes to row slot % page of page
+ *                                  slot / page; a slot below 0 or beyond the cache is left out. Of equal slots
+ *                                  one is kept
  *     positions    [total_new]     int32 or int64: the position of each new key, and of each row of q; NULL: as in
  *                                  fdm_cache. Needed with slots where anything turns
  *     q, q_out     [B, Sq, H, D]   turned as for causal attention, q_out may be q; or packed with cu_seqlens_q, or with

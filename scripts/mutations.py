@@ -165,7 +165,7 @@ MUTATIONS = [
         "range.first = row - problem->window_left - 1;",
         "test_visible"),
     Mutation(
-        "cu_seqlens that fall", "src/problem/problem.c",
+        "cu_seqlens that fall", "src/problem/lengths.c",
         "if (cu[b + 1] < cu[b])",
         "if (cu[b + 1] < 0)",
         "test_bad_input"),

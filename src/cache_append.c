@@ -1,7 +1,7 @@
 /* cache_append.c: new keys into a cache, and queries turned, without attention. */
 #include "base/error.h"
 #include "base/struct_bytes.h"
-#include "problem/cache.h"
+#include "problem/kv_cache.h"
 #include "problem/lengths.h"
 #include "problem/tensor.h"
 
@@ -18,13 +18,14 @@ static fdm_status refuse_beside_slots(const fdm_cache *c) {
     const struct {
         const char *name;
         const fdm_tensor *tensor;
-    } others[] = {{"block_table", c->block_table}, {"page_start", c->page_start},         {"cache_row", c->cache_row},
-                  {"lengths", c->lengths},         {"first_key", c->first_key},           {"rotary_start", c->rotary_start},
+    } others[] = {{"block_table", c->block_table},      {"page_start", c->page_start},
+                  {"cache_row", c->cache_row},          {"lengths", c->lengths},
+                  {"first_key", c->first_key},          {"rotary_start", c->rotary_start},
                   {"cu_seqlens_new", c->cu_seqlens_new}};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (others[i].tensor)
-            return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                             "%s is given beside slots, which alone say where new keys go", others[i].name);
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is given beside slots, which alone say where new keys go",
+                             others[i].name);
     return FDM_OK;
 }
 
@@ -99,9 +100,8 @@ static fdm_status describe_positions(struct append *x) {
     if (t->positions && !p->rotary_dim)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "positions are given, but rotary_cos and rotary_sin are not");
     if (t->positions && t->q && queries != rows)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "q has %lld rows beside %lld positions; it has one for each", (long long)queries,
-                         (long long)rows);
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "q has %lld rows beside %lld positions; it has one for each",
+                         (long long)queries, (long long)rows);
     if (t->slots && p->rotary_dim && !t->positions)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "positions is NULL; slots do not say at which position a new key is turned");

@@ -3,20 +3,7 @@
 #include "native_fields.h"
 
 /* What both functions take of a cache, in this order. */
-enum {
-    TABLE,
-    PAGE_START,
-    CACHE_ROW,
-    LENGTHS,
-    FIRST_KEY,
-    K_NEW,
-    V_NEW,
-    CU_NEW,
-    COS,
-    SIN,
-    ROTARY_START,
-    NUM_OF_CACHE
-};
+enum { TABLE, PAGE_START, CACHE_ROW, LENGTHS, FIRST_KEY, K_NEW, V_NEW, CU_NEW, COS, SIN, ROTARY_START, NUM_OF_CACHE };
 
 static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
     return (fdm_cache){.struct_bytes = sizeof(fdm_cache),

@@ -72,7 +72,7 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-        /* All that a kernel takes as it takes rows and keys: lengths on the device and caches are each kernel's own. */
+    /* All that a kernel takes as it takes rows and keys: lengths on the device and caches are each kernel's own. */
     GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE)
 };
 

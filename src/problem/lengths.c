@@ -2,7 +2,7 @@
 #include "problem/lengths.h"
 
 #include "base/error.h"
-#include "problem/cache.h"
+#include "problem/kv_cache.h"
 #include "problem/tensor.h"
 
 static int64_t used_of(const struct index_view *used, int64_t b, int64_t most) {

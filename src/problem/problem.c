@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/struct_bytes.h"
-#include "problem/cache.h"
+#include "problem/kv_cache.h"
 #include "problem/lengths.h"
 #include "problem/problem_fields.h"
 #include "problem/sinks.h"
@@ -309,8 +309,9 @@ static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fd
     const fdm_tensor *three[3] = {t->q, t->k, t->v};
     const char *names[3] = {"q", "k", "v"};
     if (t->cache && t->cu_seqlens_k)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "cu_seqlens_k is given beside a cache, whose lengths or seqused_k say how many keys there are");
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "cu_seqlens_k is given beside a cache, whose lengths or seqused_k say how many keys there are");
     for (int i = 0; i < 3; i++) {
         fdm_status status = tensor_check(three[i], names[i], 4 - (i ? packed_keys : packed), TENSOR_INPUT, 1);
         if (status)

@@ -240,7 +240,8 @@ static void column_off_by_one(struct trial *t, fdm_pass pass) {
     if (!table->map || table->shape[last] < 2)
         return;
     table->shape[last]--;
-    table->tensor.data = (char *)table->tensor.data + table->strides[last] * fdm_dtype_bytes(fdm_dtype_of(&table->tensor));
+    table->tensor.data =
+        (char *)table->tensor.data + table->strides[last] * fdm_dtype_bytes(fdm_dtype_of(&table->tensor));
 }
 
 /* The last page of each row of a table is that of the row before it: what a table that was not renewed does. */
@@ -382,9 +383,7 @@ static int fails(uint64_t seed, const struct fault *fault, int sound) {
 }
 
 /* A seed on which the sound kernel fails too says nothing. */
-static int caught(const struct fault *fault, uint64_t seed) {
-    return fails(seed, fault, 0) && !fails(seed, fault, 1);
-}
+static int caught(const struct fault *fault, uint64_t seed) { return fails(seed, fault, 0) && !fails(seed, fault, 1); }
 
 int broken_checks(const struct options *o) {
     if (o->emulate)

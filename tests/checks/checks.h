@@ -9,42 +9,42 @@
 #include "options.h"
 
 /* The tensors of a trial. What the forward writes lies between OUT and LSE_LOW, what the backward writes from DQ on. */
-#define CHECK_ROLES(X)         \
-    X(Q, "q")                  \
-    X(K, "k")                  \
-    X(V, "v")                  \
-    X(MASK, "mask")            \
-    X(BIAS, "bias")            \
-    X(START, "interval_start") \
-    X(END, "interval_end")     \
-    X(CU_Q, "cu_seqlens_q")    \
-    X(CU_K, "cu_seqlens_k")    \
-    X(SINK, "sink")            \
-    X(USED_Q, "seqused_q")     \
-    X(USED_K, "seqused_k")     \
-    X(Q_GIVEN, "q")            \
-    X(CACHE_K, "cache of k")   \
-    X(CACHE_V, "cache of v")   \
-    X(TABLE, "block_table")    \
-    X(PAGE_START, "page_start") \
-    X(CACHE_ROW, "cache_row")  \
-    X(LENGTHS, "lengths")      \
-    X(FIRST_KEY, "first_key")  \
-    X(K_NEW, "k_new")          \
-    X(V_NEW, "v_new")          \
-    X(CU_NEW, "cu_seqlens_new") \
-    X(COS, "rotary_cos")       \
-    X(SIN, "rotary_sin")       \
+#define CHECK_ROLES(X)              \
+    X(Q, "q")                       \
+    X(K, "k")                       \
+    X(V, "v")                       \
+    X(MASK, "mask")                 \
+    X(BIAS, "bias")                 \
+    X(START, "interval_start")      \
+    X(END, "interval_end")          \
+    X(CU_Q, "cu_seqlens_q")         \
+    X(CU_K, "cu_seqlens_k")         \
+    X(SINK, "sink")                 \
+    X(USED_Q, "seqused_q")          \
+    X(USED_K, "seqused_k")          \
+    X(Q_GIVEN, "q")                 \
+    X(CACHE_K, "cache of k")        \
+    X(CACHE_V, "cache of v")        \
+    X(TABLE, "block_table")         \
+    X(PAGE_START, "page_start")     \
+    X(CACHE_ROW, "cache_row")       \
+    X(LENGTHS, "lengths")           \
+    X(FIRST_KEY, "first_key")       \
+    X(K_NEW, "k_new")               \
+    X(V_NEW, "v_new")               \
+    X(CU_NEW, "cu_seqlens_new")     \
+    X(COS, "rotary_cos")            \
+    X(SIN, "rotary_sin")            \
     X(ROTARY_START, "rotary_start") \
-    X(OUT, "out")              \
-    X(LSE, "lse")              \
-    X(LSE_LOW, "lse_low")      \
-    X(DOUT, "dout")            \
-    X(DLSE, "dlse")            \
-    X(DQ, "dq")                \
-    X(DK, "dk")                \
-    X(DV, "dv")                \
-    X(DBIAS, "dbias")          \
+    X(OUT, "out")                   \
+    X(LSE, "lse")                   \
+    X(LSE_LOW, "lse_low")           \
+    X(DOUT, "dout")                 \
+    X(DLSE, "dlse")                 \
+    X(DQ, "dq")                     \
+    X(DK, "dk")                     \
+    X(DV, "dv")                     \
+    X(DBIAS, "dbias")               \
     X(DSINK, "dsink")
 #define CHECK_ROLE(role, name) role,
 enum role { CHECK_ROLES(CHECK_ROLE) NUM_ROLES };
@@ -100,10 +100,10 @@ struct trial {
     double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
                                    * the row's largest weight, 0 where it sees no key */
     struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
-    struct serving *serving; /* serving.c: the call has a cache; NULL: it has none */
+    struct serving *serving;             /* serving.c: the call has a cache; NULL: it has none */
     fdm_cache cache;
-    char forms[3][56];                   /* of mask, bias and intervals, where they have one (structure.h) */
-    char text[640];                      /* the problem in one line */
+    char forms[3][56]; /* of mask, bias and intervals, where they have one (structure.h) */
+    char text[640];    /* the problem in one line */
 };
 
 /* named_cases.c: a problem of a list, and the kernel and the way (fdm_plan_variant) to run it. */
@@ -193,7 +193,7 @@ struct device_copy {
     fdm_tensor tensors[NUM_ROLES]; /* the trial's, with addresses on the device */
     size_t offsets[NUM_ROLES];     /* of the data in the block */
     fdm_cache cache;
-    size_t bytes;                  /* without workspace */
+    size_t bytes; /* without workspace */
 };
 /* Lays the trial's tensors out; 0 when there is no memory, with a message unless they are far. */
 int device_layout(const struct trial *trial, struct device_copy *copy);

@@ -7,9 +7,9 @@
 #include "checks.h"
 #include "problem/problem.h"
 
-#define PICK(trial, ...)             \
-    ((const int64_t[]){__VA_ARGS__}) \
-        [random_below(trial, (int64_t)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))]
+#define PICK(trial, ...) \
+    ((const int64_t[]){  \
+        __VA_ARGS__})[random_below(trial, (int64_t)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))]
 
 enum { NEW_NONE, NEW_DENSE, NEW_PACKED };
 
@@ -24,7 +24,6 @@ struct serving {
     int form, turns, lengths_after;
 };
 
-
 static int64_t garbage(struct trial *t) { return PICK(t, -1, -7, INT32_MIN, INT32_MAX, 123456789); }
 
 /* ---- lengths ---- */
@@ -34,8 +33,9 @@ static void draw_used(struct trial *t, enum role role, int64_t longest) {
     const int64_t shape[1] = {t->batch};
     guarded_make(&t->g[role], t, FDM_INT32, 1, shape, 0);
     for (int64_t b = 0; b < t->batch; b++)
-        guarded_set(&t->g[role], b, (double)(random_below(t, 4) ? random_below(t, longest + 1)
-                                                               : PICK(t, -1, -5, 0, longest, longest + 3, INT32_MAX)));
+        guarded_set(&t->g[role], b,
+                    (double)(random_below(t, 4) ? random_below(t, longest + 1)
+                                                : PICK(t, -1, -5, 0, longest, longest + 3, INT32_MAX)));
 }
 
 static int64_t largest_of(const struct trial *t, int of_pads) {
@@ -222,9 +222,11 @@ static void copy_row(struct trial *t, enum role to, int64_t to_first, enum role 
         guarded_set(&t->g[to], to_first + d, guarded_get(&t->g[from], from_first + d));
     position = position < 0 ? 0 : position < rows ? position : rows - 1;
     for (int64_t n = 0; n < pairs; n++) {
-        const int64_t one = t->cache.rotary_interleaved ? 2 * n : n, other = t->cache.rotary_interleaved ? one + 1 : n + pairs;
+        const int64_t one = t->cache.rotary_interleaved ? 2 * n : n,
+                      other = t->cache.rotary_interleaved ? one + 1 : n + pairs;
         const double a = guarded_get(&t->g[from], from_first + one), b = guarded_get(&t->g[from], from_first + other);
-        const double c = guarded_get(&t->g[COS], position * pairs + n), s = guarded_get(&t->g[SIN], position * pairs + n);
+        const double c = guarded_get(&t->g[COS], position * pairs + n),
+                     s = guarded_get(&t->g[SIN], position * pairs + n);
         guarded_set(&t->g[to], to_first + one, a * c + b * s);
         guarded_set(&t->g[to], to_first + other, b * c - a * s);
     }
@@ -259,9 +261,13 @@ int trial_serve(struct trial *t) {
     draw_rotary(t);
     snprintf(t->text + strlen(t->text), sizeof t->text - strlen(t->text), " cache of %lld pages of %lld, %s%s%s%s%s",
              (long long)t->g[CACHE_K].shape[0], (long long)serving.page_rows,
-             t->g[PAGE_START].map ? "ragged" : t->g[TABLE].map ? "table" : "contiguous",
+             t->g[PAGE_START].map ? "ragged"
+             : t->g[TABLE].map    ? "table"
+                                  : "contiguous",
              t->g[CACHE_ROW].map ? " cache_row" : "", t->g[FIRST_KEY].map ? " first_key" : "",
-             serving.form == NEW_DENSE ? " new" : serving.form == NEW_PACKED ? " packed new" : "",
+             serving.form == NEW_DENSE    ? " new"
+             : serving.form == NEW_PACKED ? " packed new"
+                                          : "",
              serving.turns ? " rotary" : "");
     return 1;
 }
@@ -278,7 +284,8 @@ static int64_t element_of(const struct guarded *g, int64_t b, int64_t row, int64
     return ((b * shape[0] + row) * shape[1] + head) * shape[2];
 }
 
-static int64_t cached_element(const struct trial *t, enum role role, const struct served *s, int64_t key, int64_t head) {
+static int64_t cached_element(const struct trial *t, enum role role, const struct served *s, int64_t key,
+                              int64_t head) {
     const int64_t rows = t->serving->page_rows;
     const int64_t page = t->g[TABLE].map ? s->pages[key / rows] : s->pages[0];
     return element_of(&t->g[role], page, t->g[TABLE].map ? key % rows : key, head);

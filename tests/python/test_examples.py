@@ -147,3 +147,13 @@ def test_dynamic_mask_layer_generates_what_it_trains(device):
     done = subprocess.run([sys.executable, str(script), "--device", device], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "48 generated rows" in done.stdout and float(re.search(r"dt_proj: (\S+)", done.stdout)[1]) > 0
+
+
+def test_serve_gives_each_request_its_own_tokens():
+    """Pages of an odd size, too few for all requests, prompts cut into chunks."""
+    script = ROOT / "examples" / "serve.py"
+    settings = ["--page", "7", "--keys", "200", "--budget", "33", "--requests", "16"]
+    done = subprocess.run([sys.executable, str(script), *settings], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["wrong"] == 0 and report["preempted"] > 0 and report["shared_pages"] > 0

@@ -11,7 +11,7 @@
 #include "device/threads.h"
 #include "families/cpu/visible.h"
 #include "families/families.h"
-#include "problem/cache.h"
+#include "problem/kv_cache.h"
 
 /* One algorithm: a kernel for each instruction set, in the order of enum cpu_isa; the last, for AMX alone. */
 struct algorithm {

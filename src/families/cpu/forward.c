@@ -74,8 +74,11 @@ static void pack_panels(const struct forward_call *call, struct forward_thread *
 }
 
 static struct key_run key_run_of(const struct attention *a, const struct lane_block *block, int of_values) {
-    return (struct key_run){
-        .attention = a, .sequence = &block->sequence, .batch = block->batch, .kv_head = block->kv_head, .of_values = of_values};
+    return (struct key_run){.attention = a,
+                            .sequence = &block->sequence,
+                            .batch = block->batch,
+                            .kv_head = block->kv_head,
+                            .of_values = of_values};
 }
 
 static void key_rows(const struct attention *a, struct forward_thread *thread, int of_values) {

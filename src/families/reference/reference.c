@@ -6,7 +6,7 @@
 #include "base/elements.h"
 #include "base/error.h"
 #include "families/families.h"
-#include "problem/cache.h"
+#include "problem/kv_cache.h"
 #include "problem/sinks.h"
 
 /* One sequence and query head of a call. */
@@ -85,8 +85,7 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
 /* The score before bias, and the derivative of the softcap at it. */
 static double capped_score(const struct head *x, int64_t i, int64_t j, double *slope) {
     const struct attention *a = x->attention;
-    double score = x->problem->softmax_scale *
-                   dot(x, a->q.data, q_row(x, &a->q, i), k_row(x, j), x->problem->head_dim);
+    double score = x->problem->softmax_scale * dot(x, a->q.data, q_row(x, &a->q, i), k_row(x, j), x->problem->head_dim);
     double cap = x->problem->softcap, t = cap > 0 ? tanh(score / cap) : 0;
     *slope = 1 - t * t;
     return cap > 0 ? cap * t : score;
@@ -250,8 +249,8 @@ static struct row_gradient row_gradient(const struct head *x, int64_t i, const d
     struct row_gradient row = {0, 0, growth};
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         if (logs[j] != -INFINITY)
-            row.delta += exp(logs[j] - growth) *
-                         dot(x, a->dout.data, q_row(x, &a->dout, i), v_row(x, j), p->head_dim_v);
+            row.delta +=
+                exp(logs[j] - growth) * dot(x, a->dout.data, q_row(x, &a->dout, i), v_row(x, j), p->head_dim_v);
     if (p->has_dlse)
         row.dlse =
             element_load(a->dlse.data, lse_index(x, &a->dlse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);

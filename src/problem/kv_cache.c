@@ -1,5 +1,5 @@
-/* cache.c: the KV cache of a call: its tensors, the keys of each sequence, and where they lie. */
-#include "problem/cache.h"
+/* kv_cache.c: the KV cache of a call: its tensors, the keys of each sequence, and where they lie. */
+#include "problem/kv_cache.h"
 
 #include <string.h>
 
@@ -12,8 +12,9 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 /* ---- a problem by itself ---- */
 
 fdm_status cache_validate(const fdm_problem *p) {
-    const int64_t of_cache[] = {p->new_rows,      p->page_size,     p->num_pages,  p->max_pages,         p->ragged_pages,
-                                p->has_first_key, p->has_cache_row, p->rotary_dim, p->rotary_interleaved};
+    const int64_t of_cache[] = {p->new_rows,      p->page_size,    p->num_pages,
+                                p->max_pages,     p->ragged_pages, p->has_first_key,
+                                p->has_cache_row, p->rotary_dim,   p->rotary_interleaved};
     for (size_t i = 0; i < sizeof of_cache / sizeof of_cache[0]; i++)
         if (of_cache[i] < 0 || (!p->has_cache && of_cache[i] != 0))
             return error_set(FDM_ERROR_INVALID_ARGUMENT,
@@ -56,12 +57,12 @@ fdm_status cache_indices(const fdm_tensor *tensor, const char *name, int32_t ndi
 static fdm_status check_table(const fdm_cache *cache) {
     const int32_t axes = cache->page_start ? 1 : 2;
     if (!cache->block_table)
-        return cache->page_start
-                   ? error_set(FDM_ERROR_INVALID_ARGUMENT, "page_start is given, but block_table is not")
-                   : FDM_OK;
+        return cache->page_start ? error_set(FDM_ERROR_INVALID_ARGUMENT, "page_start is given, but block_table is not")
+                                 : FDM_OK;
     if (cache->block_table->ndim != axes || !cache->block_table->shape)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table has %d axes; it needs %d, [%s", cache->block_table->ndim,
-                         axes, axes == 1 ? "pages of all sequences] beside page_start" : "rows, pages]");
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table has %d axes; it needs %d, [%s",
+                         cache->block_table->ndim, axes,
+                         axes == 1 ? "pages of all sequences] beside page_start" : "rows, pages]");
     for (int32_t i = 0; i < axes; i++)
         if (cache->block_table->shape[i] < 0 || cache->block_table->shape[i] > INT32_MAX)
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table has extent %lld on axis %d; it must be in 0..%d",
@@ -79,7 +80,8 @@ fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, const fdm
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "k has %lld pages of %lld rows; both are at most %d",
                          (long long)pages, (long long)rows, INT32_MAX);
     if (cache->block_table && rows < 1)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "k has pages of %lld rows; a page has 1 at least", (long long)rows);
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "k has pages of %lld rows; a page has 1 at least",
+                         (long long)rows);
     p->has_cache = 1;
     p->heads_kv = k->shape[2];
     p->head_dim_v = v->shape[3];
@@ -93,14 +95,15 @@ fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, const fdm
 }
 
 /* cos and sin: [n, R / 2] of q's dtype or float32. */
-static fdm_status resolve_rotary(const fdm_cache *cache, const fdm_tensor *k, fdm_problem *p, struct rotary_view *view) {
+static fdm_status resolve_rotary(const fdm_cache *cache, const fdm_tensor *k, fdm_problem *p,
+                                 struct rotary_view *view) {
     const fdm_tensor *pair[2] = {cache->rotary_cos, cache->rotary_sin};
     static const char *const names[2] = {"rotary_cos", "rotary_sin"};
     *view = (struct rotary_view){0};
     if (!pair[0] && !pair[1])
-        return cache->rotary_start
-                   ? error_set(FDM_ERROR_INVALID_ARGUMENT, "rotary_start is given, but rotary_cos and rotary_sin are not")
-                   : FDM_OK;
+        return cache->rotary_start ? error_set(FDM_ERROR_INVALID_ARGUMENT,
+                                               "rotary_start is given, but rotary_cos and rotary_sin are not")
+                                   : FDM_OK;
     if (!pair[0] || !pair[1])
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is missing; rotary_cos and rotary_sin are a pair",
                          names[pair[0] != NULL]);
@@ -109,13 +112,13 @@ static fdm_status resolve_rotary(const fdm_cache *cache, const fdm_tensor *k, fd
                          pair[0]->ndim);
     const fdm_dtype dtype = fdm_dtype_of(pair[0]) == FDM_FLOAT32 ? FDM_FLOAT32 : p->dtype;
     for (int i = 0; i < 2; i++) {
-        const fdm_status status =
-            tensor_check_as(pair[i], names[i], 2, TENSOR_INPUT, dtype, pair[0]->shape, k, "k");
+        const fdm_status status = tensor_check_as(pair[i], names[i], 2, TENSOR_INPUT, dtype, pair[0]->shape, k, "k");
         if (status)
             return status;
         if (pair[i]->shape[1] > 1 && tensor_stride(pair[i], 1) != 1)
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has stride %lld on its last axis; it must be contiguous (1)",
-                             names[i], (long long)tensor_stride(pair[i], 1));
+            return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                             "%s has stride %lld on its last axis; it must be contiguous (1)", names[i],
+                             (long long)tensor_stride(pair[i], 1));
     }
     if (pair[0]->shape[0] < 1 || pair[0]->shape[1] < 1 || 2 * pair[0]->shape[1] > p->head_dim)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
@@ -142,9 +145,9 @@ static fdm_status resolve_new(const fdm_cache *cache, const fdm_tensor *k, int h
     struct cache_view *c = &a->cache;
     const int32_t packed = cache->cu_seqlens_new || has_slots;
     if (!cache->k_new && !cache->v_new)
-        return cache->cu_seqlens_new ? error_set(FDM_ERROR_INVALID_ARGUMENT,
-                                                 "cu_seqlens_new is given, but k_new and v_new are not")
-                                     : FDM_OK;
+        return cache->cu_seqlens_new
+                   ? error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens_new is given, but k_new and v_new are not")
+                   : FDM_OK;
     if (!cache->k_new || !cache->v_new)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s_new is missing; k_new and v_new are a pair",
                          cache->k_new ? "v" : "k");
@@ -258,7 +261,9 @@ static int has_list(const struct attention *a, int64_t b) {
 
 static int64_t room_of(const struct attention *a, int64_t b) {
     const struct cache_view *c = &a->cache;
-    const int64_t columns = !c->table.data ? 1 : c->page_start.data ? entries_of(a, list_of(c, b)) : a->problem->max_pages;
+    const int64_t columns = !c->table.data       ? 1
+                            : c->page_start.data ? entries_of(a, list_of(c, b))
+                                                 : a->problem->max_pages;
     return smaller(columns * c->page_rows, a->problem->seqlen_k);
 }
 
@@ -316,13 +321,15 @@ static fdm_status check_sequence(const struct attention *a, int64_t b) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "cache_row of sequence %lld is %lld; there are %lld rows",
                          (long long)b, (long long)list, (long long)c->num_lists);
     if (!has_list(a, b))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "page_start of sequence %lld is %lld; lists begin and end within the %d entries of block_table",
-                         (long long)b, (long long)cache_index(&c->page_start, list, 0), a->problem->max_pages);
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "page_start of sequence %lld is %lld; lists begin and end within the %d entries of block_table",
+            (long long)b, (long long)cache_index(&c->page_start, list, 0), a->problem->max_pages);
     const struct sequence s = attention_sequence(a, b);
     if (!c->table.data)
         return FDM_OK;
-    for (int64_t column = smaller(s.first_key, s.seqlen_k) / c->page_rows; column * c->page_rows < s.seqlen_k; column++) {
+    for (int64_t column = smaller(s.first_key, s.seqlen_k) / c->page_rows; column * c->page_rows < s.seqlen_k;
+         column++) {
         const int64_t page = page_of(a, b, column);
         if (page < 0 || page >= pages)
             return error_set(FDM_ERROR_INVALID_ARGUMENT,

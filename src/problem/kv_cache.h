@@ -1,6 +1,6 @@
-/* cache.h: the KV cache of a call: where its keys lie, and on the CPU appending and rotary embeddings. */
-#ifndef FDM_CACHE_H
-#define FDM_CACHE_H
+/* kv_cache.h: the KV cache of a call: where its keys lie, and on the CPU appending and rotary embeddings. */
+#ifndef FDM_KV_CACHE_H
+#define FDM_KV_CACHE_H
 
 #include "problem/problem.h"
 #include "problem/tensor.h"
@@ -47,7 +47,7 @@ int64_t cache_index(const struct index_view *view, int64_t row, int64_t column);
 void cache_turn_row(const struct rotary_view *rotary, fdm_dtype dtype, int64_t depth, int64_t position,
                     const char *from, char *to);
 /* [n] or [n, columns] of int32, or where wide may be, int64; data NULL where the tensor is. */
-fdm_status cache_indices(const fdm_tensor *tensor, const char *name, int32_t ndim, const int64_t *shape, int may_be_wide,
-                         const fdm_tensor *beside, struct index_view *view);
+fdm_status cache_indices(const fdm_tensor *tensor, const char *name, int32_t ndim, const int64_t *shape,
+                         int may_be_wide, const fdm_tensor *beside, struct index_view *view);
 
 #endif

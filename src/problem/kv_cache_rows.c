@@ -1,8 +1,8 @@
-/* cache_rows.c: on the CPU, new keys into a cache, and rotary embeddings of keys and queries. */
+/* kv_cache_rows.c: on the CPU, new keys into a cache, and rotary embeddings of keys and queries. */
 #include <string.h>
 
 #include "base/elements.h"
-#include "problem/cache.h"
+#include "problem/kv_cache.h"
 
 enum { ITEM_ROWS = 16 }; /* of a sequence: an item of work */
 
@@ -53,9 +53,8 @@ int64_t cache_begin(struct attention *turned, char *workspace) {
         const int64_t q_row = p->heads * p->head_dim, k_row = p->heads_kv * p->head_dim;
         turned->q = (struct matrix_view){workspace, p->varlen ? 0 : p->seqlen_q * q_row, q_row, p->head_dim};
         if (turned->cache.k_new.data)
-            turned->cache.k_new =
-                (struct matrix_view){workspace + query_rows(p) * q_row * fdm_dtype_bytes(p->dtype),
-                                     turned->cache.seqlen_new * k_row, k_row, p->head_dim};
+            turned->cache.k_new = (struct matrix_view){workspace + query_rows(p) * q_row * fdm_dtype_bytes(p->dtype),
+                                                       turned->cache.seqlen_new * k_row, k_row, p->head_dim};
     }
     return cache_items(turned);
 }
