@@ -234,8 +234,8 @@ typedef struct fdm_cache {
  * out and lse packed.
  *
  * Rows before the first sequence, after the last one, those that a cut leaves over, and rows and keys that seqused
- * does not count belong to no sequence. Their out is 0, their lse +inf, and their gradients are 0; what q, k, v and dout
- * hold there has no effect.
+ * does not count belong to no sequence. Their out is 0, their lse +inf, and their gradients are 0; what q, k, v and
+ * dout hold there has no effect.
  *
  * NaN and inf. What a key holds has no effect on anything where no row sees it, whatever hides it: NaN and inf in its
  * rows of k and v included; nor has what a row holds that sees no key. A row whose scores hold a NaN gets a NaN lse and

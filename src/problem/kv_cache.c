@@ -31,6 +31,11 @@ fdm_status cache_validate(const fdm_problem *p) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the rotary tables turn %d dims; it must be an even number of at most %lld, the head_dim of q",
                          p->rotary_dim, (long long)p->head_dim);
+    const double rows = (p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q) * (double)p->heads +
+                        (double)p->new_rows * (double)p->heads_kv;
+    if (p->rotary_dim && rows * (double)p->head_dim > 0x1p56)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the rows that turn have more elements than an address space holds");
     return FDM_OK;
 }
 
@@ -243,12 +248,13 @@ static int64_t list_of(const struct cache_view *c, int64_t b) {
     return c->cache_row.data ? cache_index(&c->cache_row, b, 0) : b;
 }
 
-/* Entries of a ragged table from page_start on. */
+/* Entries of a ragged table from page_start on; below 0 where it ends before. */
 static int64_t entries_of(const struct attention *a, int64_t list) {
     const struct cache_view *c = &a->cache;
-    const int64_t first = cache_index(&c->page_start, list, 0), all = a->problem->max_pages;
     const int has_end = !c->cache_row.data && c->num_lists == a->problem->batch + 1;
-    return (has_end ? smaller(cache_index(&c->page_start, list + 1, 0), all) : all) - first;
+    const int64_t first = cache_index(&c->page_start, list, 0), all = a->problem->max_pages;
+    const int64_t end = has_end ? cache_index(&c->page_start, list + 1, 0) : all;
+    return (end < 0 ? -1 : smaller(end, all)) - first;
 }
 
 /* Whether sequence b has a list, in the table or the cache. */

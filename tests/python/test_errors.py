@@ -58,7 +58,7 @@ def test_tensors():
 
 def test_foreign_dtypes():
     refuse(ValueError, "^q is int8; the library takes float32, float16", *[Q.to(torch.int8)] * 3)
-    refuse(ValueError, "^k is int64; the library takes", Q, Q.long(), Q)
+    refuse(ValueError, "^k is int64; it must be float32", Q, Q.long(), Q)
     refuse(ValueError, "^q is complex64; ", *[Q.to(torch.complex64)] * 3)
     refuse(ValueError, "^q is float8_e4m3fn; ", *[Q.to(torch.float8_e4m3fn)] * 3)
     refuse(ValueError, "^bias is int8; ", attn_bias=torch.zeros(1, 1, 5, 5, dtype=torch.int8))

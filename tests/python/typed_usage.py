@@ -83,6 +83,18 @@ def cuda_functions() -> None:
     softmax(a, None, 0.5, log=True)
 
 
+def cache_functions() -> None:
+    from flash_dmattn import append_kv_cache, flash_dmattn_with_kvcache_func
+
+    k, v = torch.zeros(2, 3, 4, 2, 8)  # 3 pages of 4 keys
+    new, length = torch.ones(1, 1, 2, 8), torch.tensor([5], dtype=torch.int32)
+    table, rotary = torch.tensor([[2, 0]]), (torch.ones(8, 4), torch.zeros(8, 4))
+    append_kv_cache(k, v, new, new, cache_seqlens=length, block_table=table, rotary=rotary, query=new)
+    flash_dmattn_with_kvcache_func(
+        new, k, v, new, new, cache_seqlens=length, block_table=table, rotary=rotary, return_lse=True
+    )
+
+
 def jax_functions() -> None:
     import jax.numpy as jnp
     from flash_dmattn.jax import attention as jax_attention
@@ -114,6 +126,7 @@ def main() -> None:
     torch_functions(True)
     mask_functions()
     array_functions()
+    cache_functions()
     jax_functions()
     transformers_functions()
     assert bench.main(["--root", "no/such/folder"]) == 2
