@@ -196,8 +196,8 @@ typedef struct fdm_cache {
  * Dense call:
  *
  *     q, dq                          [B, Sq, H, D]
- *     k, dk                          [B, Sk, Hkv, D]
- *     v, dv                          [B, Sk, Hkv, Dv]
+ *     k, dk                          [B, Sk, Hkv, D]                 dk, dv: q's dtype; or float32, where that is of
+ *     v, dv                          [B, Sk, Hkv, Dv]                16 bits: sums that nothing rounds, on the CPU
  *     out, dout                      [B, Sq, H, Dv]
  *     lse, dlse                      [B, H, Sq]                      float32 (float64 where q is float64)
  *     mask                           [B|1, H|Hkv|1, Sq|1, Sk|1]      bool, true = visible
@@ -296,6 +296,7 @@ typedef struct fdm_options {
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
     int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
     int64_t tune; /* fdm_tune_wish; a call that is deterministic or forces a kernel or family looks at no kept choice */
+    int64_t add_dkv; /* backward: 1: dk and dv, float32 or float64, are added to what is there. CPU only */
 } fdm_options;
 
 /* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
@@ -402,7 +403,9 @@ typedef struct fdm_problem {
     int32_t ragged_pages;                   /* 1: page_start is given */
     int32_t has_first_key, has_cache_row;   /* flags */
     int32_t rotary_dim, rotary_interleaved; /* 0: nothing turns */
-    int32_t reserved[15];                   /* 0 */
+    int32_t dkv_float32;                    /* 1: dk and dv are float32 beside a dtype of 16 bits */
+    int32_t add_dkv;
+    int32_t reserved[13]; /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -630,17 +633,17 @@ FDM_API fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem
 
 /* Choices that are kept in files, by index from 0, in no order; FDM_ERROR_INVALID_ARGUMENT past the last. */
 typedef struct fdm_kept_choice {
-    uint32_t struct_bytes;                     /* sizeof(fdm_kept_choice) */
-    int32_t num_samples;                       /* of the choice */
-    int32_t num_threads, reserved;             /* CPU; 0 */
-    char kernel[48], choice[64];               /* of the rules where they stay */
-    char rule_kernel[48], rule_choice[64];     /* of the rules then */
-    double seconds, rule_seconds;              /* medians */
-    int64_t date;                              /* seconds since 1970 */
-    char key[896];                             /* the device and the class of problems, in words */
-    char maker[128];                           /* library, kernels' sources, driver and NVRTC that it was measured with */
-    char file[128];                            /* its name in the folder "tuned" of fdm_cache_folder() */
-    char ignored[128];                         /* why it is not used; "" where it is */
+    uint32_t struct_bytes;                 /* sizeof(fdm_kept_choice) */
+    int32_t num_samples;                   /* of the choice */
+    int32_t num_threads, reserved;         /* CPU; 0 */
+    char kernel[48], choice[64];           /* of the rules where they stay */
+    char rule_kernel[48], rule_choice[64]; /* of the rules then */
+    double seconds, rule_seconds;          /* medians */
+    int64_t date;                          /* seconds since 1970 */
+    char key[896];                         /* the device and the class of problems, in words */
+    char maker[128];                       /* library, kernels' sources, driver and NVRTC that it was measured with */
+    char file[128];                        /* its name in the folder "tuned" of fdm_cache_folder() */
+    char ignored[128];                     /* why it is not used; "" where it is */
 } fdm_kept_choice;
 FDM_API fdm_status fdm_tune_kept(int32_t index, fdm_kept_choice *choice);
 /* Writes all whole choices to a file, a line each, or takes those of such a file in; *count receives how many. A line

@@ -243,7 +243,7 @@ class _Call:
         arrays = (each and each.arguments() for each in (*self.given, *others))
         on_device = () if self.device[0] == CPU else (self.lender.stream, self.lender.allocate)
         # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
-        function(*arrays, *settings, 0, _arguments.forced_family, None, *on_device)
+        function(*arrays, *settings, 0, _arguments.forced_family, None, False, *on_device)
 
     def hand_over(self, array: Any, given: Any) -> Any:
         """What the caller receives: his own array, or a new one in the form of his library."""

@@ -63,11 +63,11 @@ struct call {
     PyObject *allocate; /* NULL: host memory */
 };
 
-/* The tensors of a forward or backward, the settings, the number of threads, family or None, kernel or None; for CUDA
- * tensors also the stream's address and what allocates. Returns -1 with an exception set; release() is needed either
- * way. */
+/* The tensors of a forward or backward, the settings, the number of threads, family or None, kernel or None, whether dk
+ * and dv are added to; for CUDA tensors also the stream's address and what allocates. Returns -1 with an exception set;
+ * release() is needed either way. */
 static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct call *call) {
-    enum { THREADS = NUM_SETTINGS, FAMILY, KERNEL, NUM_ON_CPU };
+    enum { THREADS = NUM_SETTINGS, FAMILY, KERNEL, ADD_DKV, NUM_ON_CPU };
     enum { STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
     const int on_cuda = count == num_tensors + NUM_ON_CUDA;
     *call = (struct call){.num_tensors = num_tensors};
@@ -80,6 +80,7 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
         return -1;
     if (setting[KERNEL] != Py_None)
         call->options.kernel = PyUnicode_AsUTF8AndSize(setting[KERNEL], NULL);
+    call->options.add_dkv = truth(setting[ADD_DKV]);
     native_bind(given, &call->tensors);
     if (on_cuda) {
         call->options.stream = native_address(setting[STREAM]);

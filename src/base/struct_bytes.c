@@ -13,7 +13,7 @@
 ENDS_WITH(fdm_cache, rotary_start);
 ENDS_WITH(fdm_tensors, cache);
 ENDS_WITH(fdm_append_tensors, q_out);
-ENDS_WITH(fdm_options, tune);
+ENDS_WITH(fdm_options, add_dkv);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);
 ENDS_WITH(fdm_arch_config, shared_bytes);

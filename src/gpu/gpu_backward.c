@@ -30,6 +30,8 @@ int gpu_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads 
 /* Bounds of what the launches have: backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
  * least, backward_combine a row of dK and dV of up to 512 columns, backward_dbias a warp for each element. */
 const char *gpu_backward_refusal(const fdm_problem *p) {
+    if (p->dkv_float32 || p->add_dkv)
+        return "dk and dv have q's dtype, and are not added to";
     const double heads = (double)p->batch * (double)p->heads, blocks_max = INT32_MAX;
     const double keys = p->varlen ? (double)p->total_k : (double)p->batch * (double)p->seqlen_k;
     const int64_t *shape = p->bias_shape;

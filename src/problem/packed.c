@@ -5,9 +5,9 @@
 
 #include "problem/problem.h"
 
-static void clear_matrix(const fdm_problem *p, const struct matrix_view *view, int64_t b, int64_t row, int64_t heads,
+static void clear_matrix(fdm_dtype dtype, const struct matrix_view *view, int64_t b, int64_t row, int64_t heads,
                          int64_t columns) {
-    const int64_t bytes = fdm_dtype_bytes(p->dtype);
+    const int64_t bytes = fdm_dtype_bytes(dtype);
     for (int64_t h = 0; view->data && h < heads; h++)
         memset(view->data + (b * view->batch + row * view->row + h * view->head) * bytes, 0, (size_t)(columns * bytes));
 }
@@ -25,18 +25,20 @@ static void fill_row(const fdm_problem *p, const struct row_view *view, int64_t 
 static void clear_query(const struct attention *a, int64_t b, int64_t row) {
     const fdm_problem *p = a->problem;
     if (p->pass == FDM_BACKWARD) {
-        clear_matrix(p, &a->dq, b, row, p->heads, p->head_dim);
+        clear_matrix(p->dtype, &a->dq, b, row, p->heads, p->head_dim);
         return;
     }
-    clear_matrix(p, &a->out, b, row, p->heads, p->head_dim_v);
+    clear_matrix(p->dtype, &a->out, b, row, p->heads, p->head_dim_v);
     fill_row(p, &a->lse, b, row, INFINITY);
     fill_row(p, &a->lse_low, b, row, 0);
 }
 
 static void clear_key(const struct attention *a, int64_t b, int64_t row) {
     const fdm_problem *p = a->problem;
-    clear_matrix(p, &a->dk, b, row, p->heads_kv, p->head_dim);
-    clear_matrix(p, &a->dv, b, row, p->heads_kv, p->head_dim_v);
+    if (p->add_dkv)
+        return;
+    clear_matrix(problem_dkv_dtype(p), &a->dk, b, row, p->heads_kv, p->head_dim);
+    clear_matrix(problem_dkv_dtype(p), &a->dv, b, row, p->heads_kv, p->head_dim_v);
 }
 
 typedef void clear_function(const struct attention *a, int64_t b, int64_t row);

@@ -103,6 +103,19 @@ static fdm_status check_extents(const fdm_problem *p) {
     return FDM_OK;
 }
 
+static fdm_status dkv_validate(const fdm_problem *p) {
+    const int half = fdm_dtype_bytes(p->dtype) == 2;
+    if (p->dkv_float32 != 0 && (p->dkv_float32 != 1 || !half))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "dkv_float32 is %d beside %s; it is 0, or 1 beside float16 and bfloat16", p->dkv_float32,
+                         fdm_dtype_name(p->dtype));
+    if (p->add_dkv && half && !p->dkv_float32)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "dk and dv are %s, but add_dkv is 1; they are float32 or float64 where they are added to",
+                         fdm_dtype_name(p->dtype));
+    return FDM_OK;
+}
+
 fdm_status fdm_problem_validate(const fdm_problem *p) {
     if (!p)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
@@ -137,6 +150,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "has_lse_low is set, but there is no bias");
     if (!status)
         status = cache_validate(p);
+    if (!status)
+        status = dkv_validate(p);
     return status ? status : sinks_validate(p);
 }
 
@@ -163,16 +178,16 @@ static fdm_status expect_dtype(const fdm_tensor *tensor, const char *name, fdm_d
 }
 
 /* q, k, v or one of their kin: [B, S, H, D], or [total, H, D] when packed. */
-fdm_status problem_resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, int packed,
-                                  const int64_t *dense, fdm_problem *p, struct matrix_view *view) {
+static fdm_status resolve_matrix_as(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_dtype dtype,
+                                    int packed, const int64_t *dense, fdm_problem *p, struct matrix_view *view) {
     fdm_status status = tensor_check(tensor, name, 4 - packed, role, 1);
     if (!status)
-        status = expect_dtype(tensor, name, p->dtype);
+        status = expect_dtype(tensor, name, dtype);
     if (!status)
         status = expect_shape(tensor, name, dense + packed);
     if (status)
         return status;
-    p->aligned &= tensor_aligned(tensor) && tensor_stride(tensor, 1 - packed) * fdm_dtype_bytes(p->dtype) <= INT32_MAX;
+    p->aligned &= tensor_aligned(tensor) && tensor_stride(tensor, 1 - packed) * fdm_dtype_bytes(dtype) <= INT32_MAX;
     *view = (struct matrix_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
                                  tensor_stride(tensor, 1 - packed), tensor_stride(tensor, 2 - packed)};
     return FDM_OK;
@@ -180,8 +195,15 @@ fdm_status problem_resolve_matrix(const fdm_tensor *tensor, const char *name, en
 
 static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_problem *p,
                                  const int64_t *dense, struct matrix_view *view) {
-    return problem_resolve_matrix(tensor, name, role, p->varlen, dense, p, view);
+    return resolve_matrix_as(tensor, name, role, p->dtype, p->varlen, dense, p, view);
 }
+
+fdm_status problem_resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, int packed,
+                                  const int64_t *dense, fdm_problem *p, struct matrix_view *view) {
+    return resolve_matrix_as(tensor, name, role, p->dtype, packed, dense, p, view);
+}
+
+fdm_dtype problem_dkv_dtype(const fdm_problem *p) { return p->dkv_float32 ? FDM_FLOAT32 : p->dtype; }
 
 static fdm_status resolve_rows(const fdm_tensor *tensor, const char *name, enum tensor_role role, const fdm_problem *p,
                                struct row_view *view) {
@@ -436,9 +458,10 @@ static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct a
     p->has_dlse = t->dlse != NULL;
     if (t->dq && (status = resolve_matrix(t->dq, "dq", TENSOR_OUTPUT, p, q_shape, &a->dq)))
         return status;
-    if (t->dk && (status = resolve_matrix(t->dk, "dk", TENSOR_OUTPUT, p, k_shape, &a->dk)))
+    const fdm_dtype dkv = problem_dkv_dtype(p);
+    if (t->dk && (status = resolve_matrix_as(t->dk, "dk", TENSOR_OUTPUT, dkv, p->varlen, k_shape, p, &a->dk)))
         return status;
-    if (t->dv && (status = resolve_matrix(t->dv, "dv", TENSOR_OUTPUT, p, v_shape, &a->dv)))
+    if (t->dv && (status = resolve_matrix_as(t->dv, "dv", TENSOR_OUTPUT, dkv, p->varlen, v_shape, p, &a->dv)))
         return status;
     p->needs_dq = t->dq != NULL;
     p->needs_dk = t->dk != NULL;
@@ -453,6 +476,12 @@ static void apply_options(const fdm_options *o, fdm_problem *p) {
     p->causal = p->causal != 0;
     p->deterministic = p->deterministic != 0;
     p->lse_without_sink = o->lse_without_sink != 0;
+    p->add_dkv = p->pass == FDM_BACKWARD && o->add_dkv != 0;
+}
+
+static int has_wide_dkv(const fdm_tensors *t, const fdm_problem *p) {
+    const fdm_tensor *first = t->dk ? t->dk : t->dv;
+    return p->pass == FDM_BACKWARD && first && fdm_dtype_bytes(p->dtype) == 2 && fdm_dtype_of(first) == FDM_FLOAT32;
 }
 
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
@@ -481,6 +510,7 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
     if (status)
         return status;
     apply_options(o, &p);
+    p.dkv_float32 = has_wide_dkv(t, &p);
     if ((status = fdm_problem_validate(&p)))
         return status;
     int64_t q_rows = p.varlen ? p.total_q : p.seqlen_q, k_rows = p.varlen ? p.total_k : p.seqlen_k;

@@ -65,6 +65,8 @@ struct cache_view {
     int64_t num_lists;               /* of page_start, so that it has an end for each where there is one more */
     struct rotary_view rotary;
 };
+/* Of dk and dv. */
+fdm_dtype problem_dkv_dtype(const fdm_problem *problem);
 
 struct attention {
     const fdm_problem *problem;

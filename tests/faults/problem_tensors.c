@@ -184,6 +184,8 @@ const struct problem_field problem_fields[] = {
     FIELD(has_cache_row, FIELD_OF_TENSORS),
     FIELD(rotary_dim, FIELD_OF_TENSORS),
     FIELD(rotary_interleaved, FIELD_OF_TENSORS),
+    FIELD(dkv_float32, FIELD_OF_TENSORS),
+    FIELD(add_dkv, FIELD_OF_PLAN),
     FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];

@@ -13,6 +13,7 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 pytest.importorskip("torch.distributed")
 from flash_dmattn import masks  # noqa: E402
+from flash_dmattn.context_parallel import _engine  # noqa: E402
 from flash_dmattn.context_parallel import ContextParallel, Layout, Mask  # noqa: E402
 from flash_dmattn.context_parallel._exchange import make_table  # noqa: E402
 from flash_dmattn.context_parallel._ranges import intersect, size  # noqa: E402
@@ -228,6 +229,35 @@ def test_sets_of_heads():
         for fewest in range(1, 12):
             sizes = set_sizes(heads, fewest)
             assert sum(sizes) == heads and 1 <= len(sizes) <= 4 and min(sizes) >= min(fewest, heads)
+
+
+# ---- sums of gradients -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_gradients_of_keys_are_added_without_rounding(dtype):
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(2, 70, heads, 16).to(dtype) for heads in (4, 2, 2, 4))
+    results = _engine.new_results(q, v, False)
+    settings = (0, 0, None, True, 0.0, -1, -1, False, False)
+    _engine.forward(_engine.Operands(q, k, v), results, settings)
+    plain, wide = torch.empty_like(k), torch.empty_like(k)
+    more = [None] * 2
+    _engine.backward(_engine.Operands(q, k, v), results, (dout, None), (None, plain, wide, *more), settings)
+    sums = [torch.full(k.shape, 1.0, dtype=torch.float64 if dtype is torch.float64 else torch.float32) for _ in "kv"]
+    with torch.no_grad():
+        for _ in range(2):
+            given = (None, *sums, *more)
+            _engine.backward(_engine.Operands(q, k, v), results, (dout, None), given, settings, add=True)
+    for rounded, total in zip((plain, wide), sums):
+        apart = ((total.double() - 1) / 2 - rounded.double()).abs().max()
+        assert apart <= torch.finfo(dtype).eps * rounded.double().abs().max()
+    if dtype in (torch.bfloat16, torch.float16):
+        zeros = [torch.zeros_like(each) for each in sums]
+        _engine.backward(_engine.Operands(q, k, v), results, (dout, None), (None, *zeros, *more), settings, add=True)
+        assert all(torch.equal(a.to(dtype), b) for a, b in zip(zeros, (plain, wide)))
+        with pytest.raises(ValueError, match=f"dk and dv are {str(dtype)[6:]}, but add_dkv is 1"):
+            _engine.backward(_engine.Operands(q, k, v), results, (dout, None), (None, plain, wide, *more), settings, add=True)
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------

@@ -41,24 +41,26 @@ def changed(settings: Settings, **values: Any) -> Settings:
     return tuple(numbers)
 
 
-def _run(function: Any, tensors: Sequence[Optional[Tensor]], q: Tensor, settings: Settings, kernel: Any) -> None:
+def _run(
+    function: Any, tensors: Sequence[Optional[Tensor]], q: Tensor, settings: Settings, kernel: Any, add: bool
+) -> None:
     where: Tuple[Any, ...] = (stream_of(q), allocator_of(q)) if q.is_cuda else ()
     threads = 0 if q.is_cuda else torch.get_num_threads()
     views = [*map(native_view, tensors)]
     if kernel is not None and _arguments.forced_family is None:
         try:
-            function(*views, *settings, threads, None, kernel, *where)
+            function(*views, *settings, threads, None, kernel, add, *where)
             return
         except NotImplementedError:  # the call is too small for the whole problem's kernel, say
             pass
-    function(*views, *settings, threads, _arguments.forced_family, None, *where)
+    function(*views, *settings, threads, _arguments.forced_family, None, add, *where)
 
 
 def forward(
     operands: Operands, results: Sequence[Optional[Tensor]], settings: Settings, kernel: Optional[str] = None
 ) -> None:
     """results: out, lse, lse_low, written; lse_low may be None. kernel: the choice code to run where it can."""
-    _run(_native.forward, (*operands, *results), operands.q, settings, kernel)
+    _run(_native.forward, (*operands, *results), operands.q, settings, kernel, False)
 
 
 def backward(
@@ -68,9 +70,11 @@ def backward(
     gradients: Sequence[Optional[Tensor]],
     settings: Settings,
     kernel: Optional[str] = None,
+    add: bool = False,
 ) -> None:
-    """flowing: dout and dlse; gradients: of q, k, v, bias and sink, written, each None where it is not wanted."""
-    _run(_native.backward, (*operands, *results, *flowing, *gradients), operands.q, settings, kernel)
+    """flowing: dout and dlse; gradients: of q, k, v, bias and sink, written, each None where it is not wanted. add:
+    those of k and v are added to what is there, which is float32 or float64."""
+    _run(_native.backward, (*operands, *results, *flowing, *gradients), operands.q, settings, kernel, add)
 
 
 GRADIENTS = tuple(INPUTS[source].name for source in SOURCES)

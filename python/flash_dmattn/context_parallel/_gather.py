@@ -232,6 +232,8 @@ class _Gradients:
             if needs[name]:
                 dtype = tensor.dtype if kind in OF_ROWS else _wide(tensor.dtype)
                 self.of[name] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+        # CUDA kernels write dk and dv in the dtype of k and v, and are added here.
+        self.adds = not operands.q.is_cuda and not call.is_direct
         self.traveling = [name for name in ("k", "v") if needs[name] and not call.is_direct]
         self.traveling += ["bias"] if needs["bias"] and call.bias_kind == KEYS else []
 
@@ -250,6 +252,8 @@ class _Gradients:
                 written.append(current.rows(whole, piece))
             elif name in ("k", "v") and self.call.is_direct:
                 written.append(current.of_heads(whole, 2))
+            elif name in ("k", "v") and self.adds:
+                written.append(parts.view(name, piece))
             elif name == "bias" and self.call.bias_kind in OF_ROWS:
                 written.append(_rows_of(current.of_heads(whole, 1), self.call.bias_kind, piece))
             else:
@@ -367,7 +371,7 @@ def _backward_of_piece(
     written, added = gradients.targets(current, parts, piece, given)
     kernels = current.call.kernels
     code = None if kernels is None else kernels.backward(above[1] is not None)
-    _engine.backward(given, known, above, written, current.settings(piece), code)
+    _engine.backward(given, known, above, written, current.settings(piece), code, gradients.adds)
     for part, own in added:
         part += own
 

@@ -88,7 +88,7 @@ class WholeKernels:
         threads = 0 if q.is_cuda else torch.get_num_threads()
         plan = _native.plan_backward if backward else _native.plan
         try:
-            return plan(*tensors, *self.settings, threads, None, None, *where)[2]
+            return plan(*tensors, *self.settings, threads, None, None, False, *where)[2]
         except NotImplementedError:
             return None
 

@@ -65,7 +65,7 @@ static int64_t key_rows(const fdm_problem *p) {
 
 /* Lays out the whole workspace and sets what the call holds of it; workspace NULL: the bytes alone. */
 static size_t call_layout(struct backward_call *call, const fdm_problem *p, char *base, int32_t num_threads) {
-    const int own_sums = p->dtype != FDM_FLOAT32;
+    const int own_sums = problem_dkv_dtype(p) != FDM_FLOAT32;
     const size_t rows = (size_t)key_rows(p);
     size_t used = 0;
     call->thread_bytes = thread_layout(NULL, call->kernels, p, call->block_m, call->block_n);
@@ -449,7 +449,7 @@ static void zero_rows(const fdm_problem *p, const struct matrix_view *view, floa
                       int64_t last) {
     if (sums)
         memset(sums + first * depth, 0, (size_t)((last - first) * depth) * sizeof *sums);
-    else
+    else if (!p->add_dkv)
         for (int64_t row = first; row < last; row++)
             memset(key_row(p, view, sizeof(float), row), 0, (size_t)depth * sizeof(float));
 }

@@ -275,6 +275,13 @@ static void backward_head(const struct head *x, void *context) {
     }
 }
 
+/* A row of dk or dv, or what is added to it. */
+static void store_key_row(const fdm_problem *p, void *data, int64_t at, const double *sums, int64_t columns) {
+    const fdm_dtype dtype = problem_dkv_dtype(p);
+    for (int64_t d = 0; d < columns; d++)
+        element_store(data, at + d, dtype, sums[d] + (p->add_dkv ? element_load(data, at + d, dtype) : 0));
+}
+
 static void store_key_gradients(const struct attention *a, const struct gradients *g) {
     const fdm_problem *p = a->problem;
     int64_t batch = p->varlen ? 1 : p->batch, rows = p->varlen ? p->total_k : p->seqlen_k;
@@ -282,10 +289,10 @@ static void store_key_gradients(const struct attention *a, const struct gradient
         for (int64_t j = 0; j < rows; j++)
             for (int64_t h = 0; h < p->heads_kv; h++) {
                 int64_t row = (b * rows + j) * p->heads_kv + h;
-                for (int64_t d = 0; d < p->head_dim && p->needs_dk; d++)
-                    element_store(a->dk.data, row_of(&a->dk, b, j, h) + d, p->dtype, g->dk[row * p->head_dim + d]);
-                for (int64_t d = 0; d < p->head_dim_v && p->needs_dv; d++)
-                    element_store(a->dv.data, row_of(&a->dv, b, j, h) + d, p->dtype, g->dv[row * p->head_dim_v + d]);
+                if (p->needs_dk)
+                    store_key_row(p, a->dk.data, row_of(&a->dk, b, j, h), g->dk + row * p->head_dim, p->head_dim);
+                if (p->needs_dv)
+                    store_key_row(p, a->dv.data, row_of(&a->dv, b, j, h), g->dv + row * p->head_dim_v, p->head_dim_v);
             }
 }
 
