@@ -164,10 +164,13 @@ def copy_alone(case: Case) -> Optional[Callable[[], Any]]:
     messages = case.cp._messages_on(case.device)
 
     def work() -> None:
+        fetches = []
         for a, b in explained["sets"]:
             shards = [each.transpose(0, 1)[:, :, a:b] for each in (k, v)]
-            buffers = [each.new_empty((table.size, *each.shape[1:])) for each in shards]
-            Fetch(messages, table, shards, buffers).finish()
+            buffer = k.new_empty((table.size, 1, b - a, 2 * case.head_dim))
+            fetches.append(Fetch(messages, table, shards, buffer))
+        for fetch in fetches:
+            fetch.finish()
 
     return work
 
@@ -264,15 +267,15 @@ def torch_samples(case: Case, samples: int) -> Dict[str, List[float]]:
 
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     tensors = [each.transpose(1, 2).contiguous() for each in (case.q, case.k, case.v, case.dout)]
-    attend = torch.nn.functional.scaled_dot_product_attention
+    functional: Any = torch.nn.functional  # whose function the context replaces
     with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2] * 4, no_restore_buffers=set(tensors)):
         *leaves, dout = tensors
         leaves = [each.detach().requires_grad_() for each in leaves]
-        out = attend(*leaves, is_causal=True)
+        out = functional.scaled_dot_product_attention(*leaves, is_causal=True)
 
         def ahead() -> None:
             with torch.no_grad():
-                attend(*leaves, is_causal=True)
+                functional.scaled_dot_product_attention(*leaves, is_causal=True)
 
         works = {
             "torch forward": ahead,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+import functools
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,8 @@ from torch import Tensor
 from ._agree import Health, wait_for
 from ._ranges import Places, Range, Ranges, size
 
-# Of one peer: so many ranges are received where they belong; more travel as one message and are spread by a copy.
-DIRECT_RUNS = 4
+# So many ranges of rows are copied one by one; more by their rows' numbers, in one go.
+FEW_RANGES = 4
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -28,9 +28,17 @@ class Route:
     peer: int
     pairs: Tuple[Tuple[Range, Range], ...]
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
-        return sum(b - a for (a, b), _ in self.pairs)
+        return self.owned.count
+
+    @functools.cached_property
+    def owned(self) -> Rows:
+        return Rows([owned for owned, _ in self.pairs])
+
+    @functools.cached_property
+    def read(self) -> Rows:
+        return Rows([read for _, read in self.pairs])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Table:
     own: Route
     rows: int  # of the rank's shard
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Rows of the buffer."""
         return size(self.needed)
@@ -77,118 +85,142 @@ def make_table(owners: Sequence[Sequence[Range]], needed: Sequence[Ranges], rank
     )
 
 
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Rows of a tensor by ranges: views of it where they are few, else by a tensor of numbers, which is made once."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self.ranges, self.count = ranges, size(ranges)
+        self._numbers: Dict[torch.device, Tensor] = {}
+
+    @property
+    def are_few(self) -> bool:
+        return len(self.ranges) <= FEW_RANGES
+
+    def numbers(self, device: torch.device) -> Tensor:
+        if device not in self._numbers:
+            parts = [torch.arange(first, end) for first, end in self.ranges]
+            self._numbers[device] = torch.cat(parts).to(device)
+        return self._numbers[device]
+
+    def take(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """These rows of tensors, whose last axes lie one behind the other in `out`."""
+        if not self.are_few:
+            numbers = self.numbers(out.device)
+            _beside([part.index_select(0, numbers) for part in parts], out)
+            return
+        place = 0
+        for first, end in self.ranges:
+            _beside([part[first:end] for part in parts], out[place : place + end - first])
+            place += end - first
+
+    def put(self, rows: Tensor, out: Tensor) -> None:
+        """Into these rows of `out`."""
+        if not self.are_few:
+            out.index_copy_(0, self.numbers(out.device), rows)
+            return
+        for part, (first, end) in zip(rows.split([end - first for first, end in self.ranges]), self.ranges):
+            out[first:end].copy_(part)
+
+    def add(self, rows: Tensor, out: Tensor) -> None:
+        if not self.are_few:
+            out.index_add_(0, self.numbers(out.device), rows)
+            return
+        for part, (first, end) in zip(rows.split([end - first for first, end in self.ranges]), self.ranges):
+            out[first:end] += part
+
+
+def _beside(parts: Sequence[Tensor], out: Tensor) -> None:
+    if len(parts) == 1:
+        out.copy_(parts[0])
+    else:
+        torch.cat(list(parts), -1, out=out)
+
+
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
 class Messages:
-    """Sends and receives between the ranks of a process group, by its own backend.
+    """One message from each rank of a process group to each other, by the group's own backend.
 
-    On CUDA devices they are enqueued on a stream of their own, so that they run under the caller's work.
+    On CUDA devices they run on the group's stream, after what the current stream has got so far and beside what comes.
     """
 
     def __init__(self, group: Any, device: torch.device, timeout: Optional[datetime.timedelta], health: Health) -> None:
         self.group, self.device, self.timeout, self.health = group, device, timeout, health
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.peers = [_global_rank(group, rank) for rank in range(self.ranks)]
-        self.stream: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self.bytes_sent = self.bytes_received = 0
+        self.bytes_received = 0
 
-    @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is enqueued inside runs on the communication stream."""
-        if self.stream is None:
-            yield
-        else:
-            with torch.cuda.stream(self.stream):
-                yield
-
-    def event(self) -> Any:
-        """Of what is enqueued so far on the current stream."""
-        if self.stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
-
-    @staticmethod
-    def after(event: Any) -> None:
-        """The current stream goes on when the event has happened."""
-        if event is not None:
-            event.wait()
-
-    def start(self, sends: List[Tuple[int, Tensor]], receives: List[Tuple[int, Tensor]]) -> List[Any]:
-        """One grouped exchange; contiguous tensors, which stay as they are until finish()."""
-        operations = []
-        for peer, tensor in sends:
-            if not tensor.numel():
-                continue
-            self.bytes_sent += tensor.numel() * tensor.element_size()
-            operations.append(dist.P2POp(dist.isend, tensor, self.peers[peer], self.group))
-        for peer, tensor in receives:
-            if not tensor.numel():
-                continue
-            self.bytes_received += tensor.numel() * tensor.element_size()
-            operations.append(dist.P2POp(dist.irecv, tensor, self.peers[peer], self.group))
+    def start(self, sends: Dict[int, Tensor], receives: Dict[int, Tensor], like: Tensor) -> List[Any]:
+        """By peer; contiguous tensors, which stay as they are until finish(). like: of which dtype they are."""
+        self.bytes_received += sum(each.numel() * each.element_size() for each in receives.values())
+        if self.ranks == 1:
+            return []
         with self.health.watch():
-            return dist.batch_isend_irecv(operations) if operations else []
+            if self.device.type == "cuda":
+                none = like.new_empty(0)
+                every = [[tensors.get(rank, none) for rank in range(self.ranks)] for tensors in (receives, sends)]
+                return [dist.all_to_all(*every, group=self.group, async_op=True)]
+            return self._one_by_one(sends, receives)
+
+    def _one_by_one(self, sends: Dict[int, Tensor], receives: Dict[int, Tensor]) -> List[Any]:
+        """gloo has no all-to-all of tensors that lie apart."""
+        operations = []
+        for kind, tensors in ((dist.isend, sends), (dist.irecv, receives)):
+            for peer, tensor in sorted(tensors.items()):
+                if tensor.numel():
+                    operations.append(dist.P2POp(kind, tensor, self.peers[peer], self.group))
+        return dist.batch_isend_irecv(operations) if operations else []
 
     def finish(self, works: List[Any]) -> None:
         """On the CPU the messages have arrived then; on CUDA devices the current stream waits for them."""
         with self.health.watch():
             for work in works:
-                wait_for(work, self.timeout if self.stream is None else None)
+                wait_for(work, None if self.device.type == "cuda" else self.timeout)
 
 
 def _global_rank(group: Any, rank: int) -> int:
     return dist.get_global_rank(group, rank) if group is not None and group is not dist.group.WORLD else rank
 
 
-def _split(route: Route) -> bool:
-    """Whether each range is a message of its own."""
-    return len(route.pairs) <= DIRECT_RUNS
-
-
 class Fetch:
-    """Rows that others have on their way into buffers. Tensors have rows on axis 0."""
+    """Rows that others have on their way into a buffer. Rows are on axis 0; a row is that of `parts` one by one."""
 
-    def __init__(self, messages: Messages, table: Table, shards: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        self.messages, self.table, self.buffers = messages, table, buffers
-        self.staged: List[Tuple[Route, Tensor, Tensor]] = []
-        sends: List[Tuple[int, Tensor]] = []
-        receives: List[Tuple[int, Tensor]] = []
-        for shard, buffer in zip(shards, buffers):
-            for route in table.sends:
-                packed = torch.cat([shard[a:b] for (a, b), _ in route.pairs])
-                sends += [(route.peer, each) for each in _messages_of(route, packed)]
-            for route in table.receives:
-                if _split(route):
-                    receives += [(route.peer, buffer[a:b]) for _, (a, b) in route.pairs]
-                else:
-                    packed = buffer.new_empty((route.rows, *buffer.shape[1:]))
-                    self.staged.append((route, packed, buffer))
-                    receives.append((route.peer, packed))
+    def __init__(self, messages: Messages, table: Table, parts: Sequence[Tensor], buffer: Tensor) -> None:
+        self.messages, self.table, self.parts, self.buffer = messages, table, parts, buffer
+        self.staged: List[Tuple[Route, Tensor]] = []
+        sends: Dict[int, Tensor] = {}
+        receives: Dict[int, Tensor] = {}
+        for route in table.sends:
+            sends[route.peer] = buffer.new_empty((route.rows, *buffer.shape[1:]))
+            route.owned.take(parts, sends[route.peer])
+        for route in table.receives:
+            if len(route.pairs) == 1:
+                first, end = route.pairs[0][1]
+                receives[route.peer] = buffer[first:end]
+            else:
+                receives[route.peer] = buffer.new_empty((route.rows, *buffer.shape[1:]))
+                self.staged.append((route, receives[route.peer]))
         self.kept = sends
-        self.works = messages.start(sends, receives)
-        for shard, buffer in zip(shards, buffers):
-            for (a, b), (c, d) in table.own.pairs:
-                buffer[c:d].copy_(shard[a:b])
+        self.works = messages.start(sends, receives, buffer)
 
     def finish(self) -> None:
+        own = self.table.own
+        if own.pairs and own.owned.are_few:
+            for (a, b), (c, d) in own.pairs:
+                _beside([part[a:b] for part in self.parts], self.buffer[c:d])
+        elif own.pairs:
+            rows = self.buffer.new_empty((own.rows, *self.buffer.shape[1:]))
+            own.owned.take(self.parts, rows)
+            own.read.put(rows, self.buffer)
         self.messages.finish(self.works)
-        for route, packed, buffer in self.staged:
-            pieces = packed.split([b - a for (a, b), _ in route.pairs])
-            for piece, (_, (c, d)) in zip(pieces, route.pairs):
-                buffer[c:d].copy_(piece)
-        self.kept.clear()
+        for route, rows in self.staged:
+            route.read.put(rows, self.buffer)
+        self.kept = {}
         self.staged.clear()
-
-
-def _messages_of(route: Route, packed: Tensor) -> Sequence[Tensor]:
-    """A route's rows, one behind the other, as the messages in which they travel."""
-    if not _split(route):
-        return [packed]
-    pieces: Sequence[Tensor] = packed.split([b - a for (a, b), _ in route.pairs])
-    return pieces
 
 
 class Return:
@@ -197,42 +229,37 @@ class Return:
     Parts are added in the order of ranks: the sums do not depend on which arrives first.
     """
 
-    def __init__(self, messages: Messages, table: Table, buffers: Sequence[Tensor]) -> None:
-        self.messages, self.table, self.buffers = messages, table, buffers
-        sends: List[Tuple[int, Tensor]] = []
-        receives: List[Tuple[int, Tensor]] = []
-        self.parts: List[List[Tuple[Route, Tensor]]] = []
-        for buffer in buffers:
-            for route in table.receives:  # whence the keys came
-                if _split(route):
-                    sends += [(route.peer, buffer[a:b]) for _, (a, b) in route.pairs]
-                else:
-                    sends.append((route.peer, torch.cat([buffer[a:b] for _, (a, b) in route.pairs])))
-            parts = []
-            for route in table.sends:
-                packed = buffer.new_empty((route.rows, *buffer.shape[1:]))
-                parts.append((route, packed))
-                receives += [(route.peer, each) for each in _messages_of(route, packed)]
-            self.parts.append(parts)
+    def __init__(self, messages: Messages, table: Table, buffer: Tensor) -> None:
+        self.messages, self.table, self.buffer = messages, table, buffer
+        sends: Dict[int, Tensor] = {}
+        self.parts: Dict[int, Tensor] = {}
+        for route in table.receives:  # whence the keys came
+            if len(route.pairs) == 1:
+                first, end = route.pairs[0][1]
+                sends[route.peer] = buffer[first:end]
+            else:
+                sends[route.peer] = buffer.new_empty((route.rows, *buffer.shape[1:]))
+                route.read.take([buffer], sends[route.peer])
+        for route in table.sends:
+            self.parts[route.peer] = buffer.new_empty((route.rows, *buffer.shape[1:]))
         self.kept = sends
-        self.works = messages.start(sends, receives)
+        self.works = messages.start(sends, self.parts, buffer)
 
-    def finish(self) -> List[Tensor]:
-        """Sums [rows of the shard, ..], in the order of the buffers."""
+    def finish(self) -> Tensor:
+        """Sums [rows of the shard, ..]."""
         self.messages.finish(self.works)
-        sums = []
-        for buffer, parts in zip(self.buffers, self.parts):
-            total = buffer.new_zeros((self.table.rows, *buffer.shape[1:]))
-            own = [(self.table.own, None)] if self.table.own.pairs else []
-            every: List[Tuple[Route, Optional[Tensor]]] = [*parts, *own]
-            for route, packed in sorted(every, key=lambda each: each[0].peer):
-                place = 0
-                for (a, b), (c, d) in route.pairs:
-                    total[a:b] += buffer[c:d] if packed is None else packed[place : place + b - a]
-                    place += b - a
-            sums.append(total)
-        self.kept.clear()
-        return sums
+        total = self.buffer.new_zeros((self.table.rows, *self.buffer.shape[1:]))
+        own = self.table.own
+        for route in sorted((*self.table.sends, own), key=lambda each: each.peer):
+            if route is not own:
+                route.owned.add(self.parts[route.peer], total)
+            elif own.pairs and own.owned.are_few:
+                for (a, b), (c, d) in own.pairs:
+                    total[a:b] += self.buffer[c:d]
+            elif own.pairs:
+                own.owned.add(self.buffer.index_select(0, own.read.numbers(total.device)), total)
+        self.kept = {}
+        return total
 
 
 def gather_rows(x: Tensor, rows: Sequence[int], group: Any) -> List[Tensor]:

@@ -6,7 +6,7 @@ A rank has every key that its rows see, so that each row is finished by one call
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -35,16 +35,20 @@ class Call:
     settings: Settings
     mask_kind: str
     bias_kind: str
+    exchanges: bool  # whether any rank needs keys of another
     kernels: Any = None  # WholeKernels, or None: each call's plan is free
 
     @property
     def is_direct(self) -> bool:
         """Whether one call has all keys of the rank, and nobody else has any use for them."""
         table, pieces = self.table, self.pieces
-        return not table.sends and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
+        return not self.exchanges and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
+
+# On CUDA devices so many bytes of keys are fetched ahead; of more, the next set alone.
+_AHEAD_BYTES = 1 << 30
 
 
 def _keys_first(scores: Tensor) -> Tensor:
@@ -52,53 +56,74 @@ def _keys_first(scores: Tensor) -> Tensor:
     return scores[:, :, 0].permute(2, 0, 1)
 
 
-class _Keys:
-    """A set's keys on their way: K, V, and what else lies with keys."""
-
-    def __init__(self, call: Call, shards: Dict[str, Tensor]) -> None:
-        self.call = call
-        table, messages = call.table, call.messages
-        if table.is_local and not table.sends:
-            a, b = table.own.pairs[0][0] if table.own.pairs else (0, 0)
-            self.buffers = {name: shard[a:b] for name, shard in shards.items()}
-            self.fetch = self.event = None
-            return
-        self.buffers = {name: shard.new_empty((table.size, *shard.shape[1:])) for name, shard in shards.items()}
-        began = messages.event()
-        with messages.beside():
-            messages.after(began)
-            self.fetch = Fetch(messages, table, list(shards.values()), list(self.buffers.values()))
-            if began is not None:
-                self.fetch.finish()
-            self.event = messages.event()
-
-    def wait(self) -> None:
-        """The buffers hold the keys, for what is enqueued from now on."""
-        if self.fetch is None:
-            return
-        if self.event is None:
-            self.fetch.finish()
-        self.call.messages.after(self.event)
-
-    def operand(self, name: str) -> Tensor:
-        """k or v [B, n, h, D]; mask or bias [B|1, h, 1, n]."""
-        if name in ("k", "v"):
-            return self.buffers[name].transpose(0, 1)
-        return self.buffers[name].permute(1, 2, 0).contiguous()[:, :, None]
-
-
-def _shards(call: Call, operands: Operands, heads: Range) -> Dict[str, Tensor]:
-    """What of a set's heads lies with the rank's keys, keys first."""
+def _shards(call: Call, operands: Operands, heads: Range) -> Dict[str, List[Tensor]]:
+    """What of a set's heads lies with the rank's keys, keys first, by buffers. K and V share one where V stays aligned."""
     heads_kv = operands.k.shape[2]
-    shards = {
-        "k": operands.k.transpose(0, 1)[:, :, heads[0] : heads[1]],
-        "v": operands.v.transpose(0, 1)[:, :, heads[0] : heads[1]],
-    }
+    k, v = (each.transpose(0, 1)[:, :, heads[0] : heads[1]] for each in (operands.k, operands.v))
+    together = all(each.shape[-1] * each.element_size() % 16 == 0 for each in (k, v))
+    shards = {"kv": [k, v]} if together else {"k": [k], "v": [v]}
     for name, kind in (("mask", call.mask_kind), ("bias", call.bias_kind)):
         scores = heads_of(getattr(operands, name), 1, heads, heads_kv)
         if scores is not None and kind == KEYS:
-            shards[name] = _keys_first(scores)
+            shards[name] = [_keys_first(scores)]
     return shards
+
+
+class _Keys:
+    """A set's keys on their way: K, V, and what else lies with keys."""
+
+    def __init__(self, call: Call, operands: Operands, heads: Range) -> None:
+        table = call.table
+        self.heads, self.head_dim = heads, operands.k.shape[-1]
+        self.fetches: List[Fetch] = []
+        self.buffers: Dict[str, Tensor] = {}
+        in_place = not call.exchanges and table.is_local
+        a, b = table.own.pairs[0][0] if table.own.pairs else (0, 0)
+        for name, parts in _shards(call, operands, heads).items():
+            if in_place:
+                self.buffers.update(zip("kv" if name == "kv" else [name], (part[a:b] for part in parts)))
+                continue
+            width = sum(part.shape[-1] for part in parts)
+            self.buffers[name] = parts[0].new_empty((table.size, *parts[0].shape[1:-1], width))
+            self.fetches.append(Fetch(call.messages, table, parts, self.buffers[name]))
+
+    def wait(self) -> None:
+        """The buffers hold the keys, for what is enqueued from now on."""
+        for fetch in self.fetches:
+            fetch.finish()
+
+    def rows(self, name: str) -> Tensor:
+        """[n, B, h, D|Dv], or of mask or bias [n, B|1, h]."""
+        return _part_of(self.buffers, name, self.head_dim)
+
+    def operand(self, name: str) -> Tensor:
+        """k or v [B, n, h, D|Dv]; mask or bias [B|1, h, 1, n]."""
+        if name in ("k", "v"):
+            return self.rows(name).transpose(0, 1)
+        return self.buffers[name].permute(1, 2, 0).contiguous()[:, :, None]
+
+
+def _part_of(buffers: Dict[str, Tensor], name: str, head_dim: int) -> Tensor:
+    if name in buffers or name not in ("k", "v"):
+        return buffers[name]
+    both = buffers["kv"]
+    return both[..., :head_dim] if name == "k" else both[..., head_dim:]
+
+
+def _all_keys(call: Call, operands: Operands) -> Iterator[_Keys]:
+    """Sets in their order, of which the next ones travel while the caller computes."""
+    ahead = 2
+    if operands.k.is_cuda:
+        row = operands.k.shape[0] * operands.k.shape[2] * (operands.k.shape[3] + operands.v.shape[3])
+        whole = call.table.size * row * operands.k.element_size()
+        ahead = len(call.sets) if whole <= _AHEAD_BYTES else 2
+    coming: List[_Keys] = []
+    for number in range(len(call.sets)):
+        for later in range(number + len(coming), min(number + ahead, len(call.sets))):
+            coming.append(_Keys(call, operands, call.sets[later]))
+        keys = coming.pop(0)
+        keys.wait()
+        yield keys
 
 
 # ---- operands of a piece ---------------------------------------------------------------------------------------------
@@ -115,7 +140,8 @@ def _rows_of(scores: Optional[Tensor], kind: str, piece: Piece) -> Optional[Tens
 class _Set:
     """The operands of a set's pieces."""
 
-    def __init__(self, call: Call, operands: Operands, heads: Range, keys: _Keys) -> None:
+    def __init__(self, call: Call, operands: Operands, keys: _Keys) -> None:
+        heads = keys.heads
         self.heads_kv, self.heads = operands.k.shape[2], heads
         self.call, self.operands = call, operands
         group = operands.q.shape[2] // self.heads_kv
@@ -179,14 +205,8 @@ def forward(call: Call, operands: Operands) -> List[Optional[Tensor]]:
     results = _engine.new_results(operands.q, operands.v, operands.bias is not None)
     out, lse, lse_low = results
     assert out is not None and lse is not None
-    coming = _Keys(call, _shards(call, operands, call.sets[0])) if call.sets else None
-    for number, heads in enumerate(call.sets):
-        keys, coming = coming, None
-        assert keys is not None
-        if number + 1 < len(call.sets):
-            coming = _Keys(call, _shards(call, operands, call.sets[number + 1]))
-        keys.wait()
-        current = _Set(call, operands, heads, keys)
+    for keys in _all_keys(call, operands):
+        current = _Set(call, operands, keys)
         for piece in call.pieces:
             written = (current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece))
             code = None if call.kernels is None else call.kernels.forward
@@ -205,16 +225,17 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 class _Parts:
     """A set's parts of the gradients of keys, for all keys of the buffer: float32, keys first."""
 
-    def __init__(self, current: _Set, keys: _Keys, wanted: Sequence[str]) -> None:
-        self.current = current
+    def __init__(self, keys: _Keys, wanted: Sequence[str]) -> None:
+        self.head_dim = keys.head_dim
         self.buffers: Dict[str, Tensor] = {}
-        for name in wanted:
-            like = keys.buffers[name]
+        together = "kv" in keys.buffers and "k" in wanted and "v" in wanted
+        for name in (["kv", *wanted[2:]] if together else wanted):
+            like = keys.rows(name) if name != "kv" else keys.buffers[name]
             self.buffers[name] = torch.zeros(like.shape, dtype=_wide(like.dtype), device=like.device)
 
     def view(self, name: str, piece: Piece) -> Tensor:
         """In the shape of the operand."""
-        part = self.buffers[name][piece.keys[0] : piece.keys[1]]
+        part = _part_of(self.buffers, name, self.head_dim)[piece.keys[0] : piece.keys[1]]
         return part.transpose(0, 1) if name in ("k", "v") else part.permute(1, 2, 0)[:, :, None]
 
 
@@ -263,7 +284,7 @@ class _Gradients:
         return written, added
 
     def _part(self, name: str, whole: Tensor, current: _Set, parts: _Parts, piece: Piece) -> Tensor:
-        if name in parts.buffers:
+        if name in self.traveling:
             return parts.view(name, piece)
         if name == "sink":
             return whole[..., current.query_heads[0] : current.query_heads[1]]
@@ -273,8 +294,8 @@ class _Gradients:
 
     def take(self, heads: Range, sums: Dict[str, Tensor]) -> None:
         """The sums of a set's parts, keys first."""
-        for name, total in sums.items():
-            whole = self.of[name]
+        for name in self.traveling:
+            whole, total = self.of[name], _part_of(sums, name, self.operands.k.shape[-1])
             assert whole is not None
             if name == "bias":  # where heads of several sets share it
                 part = heads_of(whole, 1, heads, self.operands.k.shape[2])
@@ -295,24 +316,11 @@ class _Returning:
     """A set's parts on their way to the keys' owners."""
 
     def __init__(self, call: Call, heads: Range, parts: _Parts) -> None:
-        self.heads, self.names, self.messages = heads, list(parts.buffers), call.messages
-        self.event: Any = None
-        self.sums: Optional[List[Tensor]] = None
-        computed = self.messages.event()
-        with self.messages.beside():
-            self.messages.after(computed)
-            self.back = Return(self.messages, call.table, list(parts.buffers.values()))
-            if computed is not None:
-                self.sums = self.back.finish()
-            self.event = self.messages.event()
+        self.heads = heads
+        self.back = {name: Return(call.messages, call.table, buffer) for name, buffer in parts.buffers.items()}
 
     def finish(self, gradients: _Gradients) -> None:
-        sums = self.back.finish() if self.sums is None else self.sums
-        self.messages.after(self.event)
-        for each in sums:
-            if each.is_cuda:
-                each.record_stream(torch.cuda.current_stream(each.device))
-        gradients.take(self.heads, dict(zip(self.names, sums)))
+        gradients.take(self.heads, {name: back.finish() for name, back in self.back.items()})
 
 
 def _with_wide_bias(call: Call, operands: Operands, needs: Dict[str, bool]) -> Operands:
@@ -334,20 +342,14 @@ def backward(
     """Gradients of q, k, v, bias and sink; of what all ranks have alike, the rank's own part."""
     gradients = _Gradients(call, given, needs)
     operands = _with_wide_bias(call, given, needs)
-    coming = _Keys(call, _shards(call, operands, call.sets[0])) if call.sets else None
     returning: Optional[_Returning] = None
-    for number, heads in enumerate(call.sets):
-        keys, coming = coming, None
-        assert keys is not None
-        if number + 1 < len(call.sets):
-            coming = _Keys(call, _shards(call, operands, call.sets[number + 1]))
-        keys.wait()
-        current = _Set(call, operands, heads, keys)
-        parts = _Parts(current, keys, gradients.traveling)
+    for keys in _all_keys(call, operands):
+        current = _Set(call, operands, keys)
+        parts = _Parts(keys, gradients.traveling)
         for piece in call.pieces:
             _backward_of_piece(current, parts, piece, gradients, results, flowing)
         if gradients.traveling:
-            before, returning = returning, _Returning(call, heads, parts)
+            before, returning = returning, _Returning(call, keys.heads, parts)
             if before is not None:
                 before.finish(gradients)
     if returning is not None:

@@ -6,7 +6,8 @@ import dataclasses
 import datetime
 import math
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,11 @@ from .._fields import SETTING
 from .._operators import refuse_transforms
 from ._agree import Agreement, Health
 from ._engine import Operands
-from ._exchange import Messages, make_table
+from ._exchange import Messages, Table, make_table
 from ._gather import KEYS, OF_ROWS, ROWS, Call, GatherAttention
 from ._pieces import Piece, make_pieces
 from ._problem import Problem, mask_of, packed_mask, problem_of
-from ._ranges import Range, Ranges, intersect, size
+from ._ranges import Range, intersect, size
 from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
 from ._visible import Mask, all_keys, hull, needed_keys
 from ._whole import WholeKernels
@@ -32,19 +33,44 @@ KEYS_MODES = ("auto", "needed", "all")
 # Problems whose routes are kept: a model has one or two masks.
 _MOST_ROUTES = 32
 _MOST_AGREED = 4096
+_MOST_MASKS = 7
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Route:
     """What of a call depends on layout and mask alone."""
 
-    needed: List[Ranges]  # of each rank
-    table: Any
+    table: Table
     pieces: List[Piece]
+    fetched: List[int]  # of each rank the keys of others that it gets
 
-    def fetched(self, owners: Sequence[Sequence[Range]]) -> List[int]:
-        """Of each rank the keys of others that it gets."""
-        return [size(each) - size(intersect(each, sorted(own))) for each, own in zip(self.needed, owners)]
+
+class _Masks:
+    """Masks of the last calls, found again by the tensors that they were made of, while these live and are unchanged.
+
+    Layers of a model share them, and what follows from a mask takes longer to find than a layer to compute.
+    """
+
+    def __init__(self) -> None:
+        self.kept: List[Tuple[List[Any], Any, Mask]] = []
+
+    @staticmethod
+    def _state(tensor: Tensor) -> Tuple[int, int]:
+        return tensor._version, tensor.data_ptr()
+
+    def get(self, sources: Sequence[Optional[Tensor]], options: Any, make: Callable[[], Mask]) -> Mask:
+        given = [each for each in sources if each is not None]
+        if not given or any(each.is_inference() for each in given):
+            return make()
+        place = tuple(each is not None for each in sources)
+        for refs, known, mask in self.kept:
+            if known == (place, options) and len(refs) == len(given):
+                if all(ref() is each and state == self._state(each) for (ref, state), each in zip(refs, given)):
+                    return mask
+        mask = make()
+        self.kept = [each for each in self.kept if all(ref() is not None for ref, _ in each[0])][-_MOST_MASKS:]
+        self.kept.append(([(weakref.ref(each), self._state(each)) for each in given], (place, options), mask))
+        return mask
 
 
 class ContextParallel:
@@ -130,6 +156,8 @@ class ContextParallel:
         self._messages: Dict[torch.device, Messages] = {}
         self._routes: Dict[Any, _Route] = {}
         self._agreed: Dict[str, Dict[str, str]] = {}
+        self._masks = _Masks()
+        self._own_masks: Dict[Mask, Mask] = {}
         self._planned: Dict[str, WholeKernels] = {}
         self._last: Dict[str, Any] = {}
         self._agreement = Agreement(group, self.timeout, self._health)
@@ -231,7 +259,11 @@ class ContextParallel:
             seqlens = self.layout.total, self.layout_k.total
             numbers: Any = settings
             given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
-            mask = mask_of(settings, given, key_intervals, document_ids, prefix_lengths, seqlens)
+            mask = self._masks.get(
+                _sources(window_size, key_intervals, document_ids, prefix_lengths),
+                settings,
+                lambda: mask_of(settings, given, key_intervals, document_ids, prefix_lengths, seqlens),
+            )
             tensors, scores = (query, key, value), (attn_mask, attn_bias)
             return problem_of(tensors, scores, mask, sink, settings, self._rows(), seqlens), num_results
 
@@ -301,7 +333,12 @@ class ContextParallel:
             seqlens = self.layout.total, self.layout_k.total
             numbers: Any = settings
             given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
-            mask = packed_mask(settings, given, key_intervals, prefix_lengths, (cu_seqlens_q, cu_seqlens_k), seqlens)
+            offsets = cu_seqlens_q, cu_seqlens_k
+            mask = self._masks.get(
+                _sources(window_size, key_intervals, None, prefix_lengths) + offsets,
+                settings,
+                lambda: packed_mask(settings, given, key_intervals, prefix_lengths, offsets, seqlens),
+            )
             tensors = query[None], key[None], value[None]
             return problem_of(tensors, (None, None), mask, sink, settings, self._rows(), seqlens), num_results
 
@@ -378,8 +415,6 @@ class ContextParallel:
 
     def _messages_on(self, device: torch.device) -> Messages:
         if device not in self._messages:
-            if device.type == "cuda":  # the first exchange of an NCCL group has to be one of all its ranks
-                dist.all_reduce(torch.zeros(1, device=device), group=self._keys_group)
             self._messages[device] = Messages(self._keys_group, device, self.timeout, self._health)
         return self._messages[device]
 
@@ -393,7 +428,7 @@ class ContextParallel:
             return self.algorithm, f"{self.algorithm} was asked for"
         _, k, v, *_ = problem.operands
         q, heads_kv = problem.operands.q, k.shape[2]
-        fetched = self._route(problem, self.layout, self.layout_k, self.rank).fetched(self.layout_k.ranges)
+        fetched = self._route(problem, self.layout, self.layout_k, self.rank).fetched
         by_keys = max(fetched, default=0) * heads_kv * (k.shape[3] + v.shape[3])
         rows = max(self.layout.rows(rank) for rank in range(self.ranks))
         by_heads = rows * (q.shape[2] + heads_kv) * (k.shape[3] + v.shape[3]) * (self.ranks - 1) // self.ranks
@@ -404,19 +439,21 @@ class ContextParallel:
     def _route(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> _Route:
         mask, seqlens, device = problem.mask, problem.seqlens, problem.operands.q.device
         has_rows = self._wants_hull(problem)
-        key = (mask.is_causal, tuple(mask.window_size), has_rows, device, layout.digest)
-        if mask.key_intervals is None and key in self._routes:
+        which: Any = mask if mask.key_intervals is not None else (mask.is_causal, tuple(mask.window_size))
+        key = (which, has_rows, device, layout.digest)
+        if key in self._routes:
             return self._routes[key]
         rows_of = [layout.sorted_ranges(each) for each in range(layout.ranks)]
         needed = all_keys(rows_of, seqlens) if self.keys == "all" else needed_keys(rows_of, mask, seqlens)
         if has_rows:
             needed = [hull(each) for each in needed]
         table = make_table(layout_k.ranges, needed, rank)
-        route = _Route(needed, table, make_pieces(layout.ranges[rank], mask, seqlens, needed[rank], device))
-        if mask.key_intervals is None:
-            if len(self._routes) >= _MOST_ROUTES:
-                self._routes.clear()
-            self._routes[key] = route
+        pieces = make_pieces(layout.ranges[rank], mask, seqlens, needed[rank], device)
+        fetched = [size(each) - size(intersect(each, sorted(own))) for each, own in zip(needed, layout_k.ranges)]
+        route = _Route(table, pieces, fetched)
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes.clear()
+        self._routes[key] = route
         return route
 
     @staticmethod
@@ -439,11 +476,11 @@ class ContextParallel:
         """heads_ranks: of how many ranks each has as many heads as these operands."""
         route = self._route(problem, layout, layout_k, rank)
         operands, messages = problem.operands, self._messages_on(problem.operands.q.device)
-        fetched = route.fetched(layout_k.ranges)
+        fetched = route.fetched
         sets = self._sets(problem, fetched, layout)
         kinds = problem.mask_kind, problem.bias_kind
         kernels = self._kernels(problem, heads_ranks) if self.same_kernel else None
-        call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, kernels)
+        call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, any(fetched), kernels)
         q, k, v, mask, bias, *_, sink = operands
         attend: Any = GatherAttention
         before = messages.bytes_received
@@ -502,10 +539,6 @@ class ContextParallel:
             )
             outer, outer_k, rank = _alone(self.layout), _alone(self.layout_k), 0
         q, k, v, mask, bias, *_, sink = problem.operands
-        pair: Any = problem.mask.key_intervals
-        if pair is not None:
-            three = (each.reshape(*[1] * (3 - each.dim()), *each.shape) for each in pair)
-            pair = tuple(own_heads(each, 1, exchange_q) for each in three)
         moved = Operands(
             to_heads(q, exchange_q, 1, 2),
             to_heads(k, exchange_k, 1, 2),
@@ -514,10 +547,29 @@ class ContextParallel:
             self._scores_by_heads(bias, problem.bias_kind, exchange_q, exchange_k),
             sink=own_heads(sink, -1, exchange_q),
         )
-        inner = dataclasses.replace(problem, operands=moved, mask=dataclasses.replace(problem.mask, key_intervals=pair))
+        inner = dataclasses.replace(problem, operands=moved, mask=self._own_mask(problem.mask, exchange_q))
         results = self._gathered(inner, outer, outer_k, rank, exchange_q.ranks)
         out = to_rows(results[0], exchange_q, 1, 2)
         return [out, *(None if each is None else to_rows(each, exchange_q, 2, 1) for each in results[1:])]
+
+    def _own_mask(self, mask: Mask, exchange: Exchange) -> Mask:
+        """What of a mask is of the rank's heads."""
+        if mask.key_intervals is None:
+            return mask
+        if mask not in self._own_masks:
+            if len(self._own_masks) > _MOST_MASKS:
+                self._own_masks.clear()
+            three = (each.reshape(*[1] * (3 - each.dim()), *each.shape) for each in mask.key_intervals)
+            pair: Any = tuple(own_heads(each, 1, exchange) for each in three)
+            self._own_masks[mask] = dataclasses.replace(mask, key_intervals=pair)
+        return self._own_masks[mask]
+
+
+def _sources(window_size: Any, key_intervals: Any, document_ids: Any, prefix_lengths: Any) -> Tuple[Any, ...]:
+    """The tensors that a mask is made of; what is no tensor is refused where it is made."""
+    pair = tuple(key_intervals) if isinstance(key_intervals, (tuple, list)) and len(key_intervals) == 2 else (None, None)
+    tensors = (window_size, *pair, document_ids, prefix_lengths)
+    return tuple(each if isinstance(each, Tensor) else None for each in tensors)
 
 
 def _alone(layout: Layout) -> Layout:
