@@ -26,6 +26,8 @@ static const char help[] =
     "  --mask  --bias  --intervals                 a dense mask, a full bias, key intervals\n"
     "  --key-mask  --key-bias                      a mask without rows and heads, one bias a key\n"
     "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
+    "  --topk W           key intervals as of a top-W of one bias a key, causal\n"
+    "  --total N          packed rows in all, of unlike lengths  (batch x seqlen)\n"
     "  --sink             a learnable sink for each head\n"
     "  --seqused          lengths of rows and keys on the device\n"
     "  --page-size N  --max-pages N                a KV cache in pages, and the columns of its table\n"
@@ -33,6 +35,7 @@ static const char help[] =
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
     "  --explain  each step of the choice on its own line\n"
     "  --variants         every kernel that takes the problem there, and its choice codes\n"
+    "  --predict          CUDA: every way to run it, by predicted time\n"
     "  --resources        CUDA: compiles the kernels and prints registers, spill, shared memory and resident warps\n"
     "  --json\n"
     "\n"
@@ -47,7 +50,8 @@ struct request {
     fdm_problem problem;
     fdm_options options;
     int appends, has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
-    int explain, variants, resources, json;
+    int64_t topk, total; /* 0 = not said */
+    int explain, variants, predict, resources, json;
 };
 
 enum {
@@ -63,6 +67,8 @@ enum {
     OPT_PAGE_SIZE,
     OPT_MAX_PAGES,
     OPT_ROTARY,
+    OPT_TOPK,
+    OPT_TOTAL,
     OPT_DTYPE,
     OPT_CAUSAL,
     OPT_WINDOW,
@@ -82,6 +88,7 @@ enum {
     OPT_KERNEL,
     OPT_EXPLAIN,
     OPT_VARIANTS,
+    OPT_PREDICT,
     OPT_RESOURCES,
     OPT_JSON,
     OPT_HELP
@@ -99,6 +106,8 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"page-size", required_argument, 0, OPT_PAGE_SIZE},
                                         {"max-pages", required_argument, 0, OPT_MAX_PAGES},
                                         {"rotary", required_argument, 0, OPT_ROTARY},
+                                        {"topk", required_argument, 0, OPT_TOPK},
+                                        {"total", required_argument, 0, OPT_TOTAL},
                                         {"dtype", required_argument, 0, OPT_DTYPE},
                                         {"causal", no_argument, 0, OPT_CAUSAL},
                                         {"window", required_argument, 0, OPT_WINDOW},
@@ -118,6 +127,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"kernel", required_argument, 0, OPT_KERNEL},
                                         {"explain", no_argument, 0, OPT_EXPLAIN},
                                         {"variants", no_argument, 0, OPT_VARIANTS},
+                                        {"predict", no_argument, 0, OPT_PREDICT},
                                         {"resources", no_argument, 0, OPT_RESOURCES},
                                         {"json", no_argument, 0, OPT_JSON},
                                         {"help", no_argument, 0, OPT_HELP},
@@ -150,6 +160,8 @@ static int set_extent(struct request *r, int option, const char *name, const cha
     case OPT_PAGE_SIZE: r->problem.page_size = (int32_t)value; break;
     case OPT_MAX_PAGES: r->problem.max_pages = (int32_t)value; break;
     case OPT_ROTARY: r->problem.rotary_dim = (int32_t)value; break;
+    case OPT_TOPK: r->topk = value; break;
+    case OPT_TOTAL: r->total = value; break;
     default: r->options.num_threads = (int32_t)value;
     }
     return 1;
@@ -179,6 +191,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_KERNEL: r->options.kernel = text; return 1;
     case OPT_EXPLAIN: return r->explain = 1;
     case OPT_VARIANTS: return r->variants = 1;
+    case OPT_PREDICT: return r->predict = 1;
     case OPT_RESOURCES: return r->resources = 1;
     case OPT_JSON: return r->json = 1;
     default: return set_extent(r, option, name, text);
@@ -210,6 +223,8 @@ static void fill_defaults(struct request *r) {
     if (!r->has_scale && p->head_dim > 0)
         p->softmax_scale = 1 / sqrt((double)p->head_dim);
     const int64_t full[4] = {p->batch, p->heads, p->seqlen_q, p->seqlen_k};
+    if (r->topk)
+        p->causal = p->has_intervals = p->has_bias = r->has_key_bias = 1;
     if (p->has_mask)
         memcpy(p->mask_shape, full, sizeof full);
     if (r->has_key_mask)
@@ -225,6 +240,8 @@ static void fill_defaults(struct request *r) {
     if (p->varlen) {
         p->total_q = p->batch * p->seqlen_q;
         p->total_k = p->batch * p->seqlen_k;
+        if (r->total)
+            p->total_q = p->total_k = r->total;
     }
     fill_cache(r);
     p->bias_dtype = p->dtype;
@@ -338,6 +355,79 @@ static int print_variants(const fdm_device *device, const struct request *r) {
     return EXIT_FINE;
 }
 
+struct predicted {
+    fdm_plan plan;
+    fdm_prediction prediction;
+    int is_rule;
+};
+
+static int compare_predicted(const void *a, const void *b) {
+    const fdm_prediction *x = &((const struct predicted *)a)->prediction, *y = &((const struct predicted *)b)->prediction;
+    const double p = x->seconds > 0 ? x->seconds : HUGE_VAL, q = y->seconds > 0 ? y->seconds : HUGE_VAL;
+    return (p > q) - (p < q);
+}
+
+static int32_t list_predicted(const fdm_device *device, const struct request *r, struct predicted *all) {
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
+    fdm_plan rule = {.struct_bytes = sizeof rule};
+    const fdm_status status = fdm_plan_attention(device, &r->problem, &r->options, &rule);
+    int32_t count = 0;
+    for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
+        for (int32_t n = 0; count < VARIANTS_MAX; n++) {
+            struct predicted *p = &all[count];
+            *p = (struct predicted){.plan.struct_bytes = sizeof p->plan, .prediction.struct_bytes = sizeof p->prediction};
+            if (fdm_plan_variant(device, &r->problem, kernel.name, n, &p->plan))
+                break;
+            if (fdm_plan_predict(device, &p->plan, r->topk, &p->prediction))
+                continue;
+            p->is_rule = !status && strcmp(p->plan.kernel, rule.kernel) == 0 && strcmp(p->plan.choice, rule.choice) == 0;
+            count++;
+        }
+    qsort(all, (size_t)count, sizeof *all, compare_predicted);
+    return count;
+}
+
+static void put_predicted(struct json_writer *w, const struct predicted *p) {
+    json_open(w, NULL, '{');
+    json_put_text(w, "kernel", p->plan.kernel);
+    json_put_text(w, "choice", p->plan.choice);
+    json_put_raw(w, "rule", p->is_rule ? "true" : "false");
+    json_put_text(w, "name", p->prediction.name);
+    json_put_real(w, "seconds", p->prediction.seconds > 0 ? p->prediction.seconds : (double)INFINITY);
+    json_put_real(w, "residual", p->prediction.residual);
+    json_open(w, "features", '[');
+    for (int i = 0; i < FDM_PREDICTION_FEATURES; i++)
+        json_put_real(w, NULL, p->prediction.features[i]);
+    json_close(w, ']');
+    json_put_text(w, "reason", p->plan.reason);
+    json_close(w, '}');
+}
+
+static int print_predicted(const fdm_device *device, const struct request *r) {
+    struct predicted *all = allocate_or_exit(VARIANTS_MAX * sizeof *all);
+    const int32_t count = list_predicted(device, r, all);
+    struct json_writer w = {.stream = stdout};
+    if (r->json)
+        json_open(&w, NULL, '[');
+    for (int32_t i = 0; i < count; i++) {
+        const struct predicted *p = &all[i];
+        if (r->json)
+            put_predicted(&w, p);
+        else if (p->prediction.seconds > 0)
+            printf("%10.4f ms +- %2.0f %%  %s %s%s: %s\n", p->prediction.seconds * 1e3, 100 * p->prediction.residual,
+                   p->plan.kernel, p->plan.choice, p->is_rule ? " (rule)" : "", p->plan.reason);
+        else
+            printf("%22s %s %s%s: %s\n", "not predicted", p->plan.kernel, p->plan.choice, p->is_rule ? " (rule)" : "",
+                   p->plan.reason);
+    }
+    if (r->json) {
+        json_close(&w, ']');
+        puts("");
+    }
+    release(all);
+    return count ? EXIT_FINE : complain(EXIT_WRONG, "no kernel whose time is predicted takes this problem on %s", device->name);
+}
+
 /* -1: go on with the request; else the command's exit code. */
 static int read_request(int argc, char **argv, struct request *r) {
     int option, index = 0;
@@ -387,6 +477,8 @@ int command_plan(int argc, char **argv) {
         return fail(status);
     if (r.variants)
         return print_variants(&device, &r);
+    if (r.predict)
+        return print_predicted(&device, &r);
     struct resources resources = {.kernels[0].struct_bytes = sizeof resources.kernels[0]};
     status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
     if (!status && r.resources)

@@ -20,8 +20,6 @@ static const char help[] =
     "\n"
     "  --from FILE        a problem on each line, in the words of `fdm plan` or as an object of JSON:\n"
     "                     {\"pass\": \"backward\", \"seqlen-q\": 8192, \"dtype\": \"bf16\", \"causal\": true}\n"
-    "  --topk W           key intervals as of a top-W of one bias a key, causal\n"
-    "  --total N          packed rows in all, of --varlen sequences of unlike lengths  (batch x seqlen)\n"
     "  --device DEVICE    cpu, cuda, cuda:N, or auto: a CUDA device where there is one  (auto)\n"
     "  --seconds X        device time of a problem at most                              (2)\n"
     "  --variants-max N   ways that are timed besides the rules' choice                 (12)\n"

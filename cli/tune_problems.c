@@ -13,49 +13,28 @@
 
 enum { WORDS_MAX = 64 };
 
-/* --topk and --total, which `fdm plan` does not have. 0 after a complaint. */
-struct own_words {
-    int64_t topk, total;
-};
-static int take_own(const char *name, const char *value, struct own_words *own) {
-    if (!value)
-        return complain(0, "%s needs a number", name);
-    return strcmp(name, "--topk") == 0 ? parse_integer("topk", value, 1, INT32_MAX, &own->topk)
-                                       : parse_integer("total", value, 1, INT32_MAX, &own->total);
-}
-
-static int is_own(const char *word) { return strcmp(word, "--topk") == 0 || strcmp(word, "--total") == 0; }
-
-static int parse_words(char *text, fdm_problem *problem, struct own_words *own) {
-    static char intervals[] = "--intervals", bias[] = "--key-bias", causal[] = "--causal";
-    char *words[WORDS_MAX + 4] = {"fdm tune"}, *rest = NULL;
+/* *window: the number after --topk, 0 = none. */
+static int parse_words(char *text, fdm_problem *problem, int64_t *window) {
+    char *words[WORDS_MAX] = {"fdm tune"}, *rest = NULL;
     int count = 1;
-    *own = (struct own_words){0};
+    *window = 0;
     for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
-        if (is_own(word)) {
-            if (!take_own(word, strtok_r(NULL, " \t\r\n", &rest), own))
-                return 0;
-            continue;
-        }
         if (strcmp(word, "--device") == 0)
             return complain(0, "a problem names no device; --device is an option of the command");
-        if (count == WORDS_MAX)
-            return complain(0, "more than %d words", WORDS_MAX - 1);
+        if (count == WORDS_MAX - 1)
+            return complain(0, "more than %d words", WORDS_MAX - 2);
         words[count++] = word;
     }
-    if (own->topk) {
-        words[count++] = intervals;
-        words[count++] = bias;
-        words[count++] = causal;
-    }
     words[count] = NULL;
+    for (int i = 1; i + 1 < count; i++)
+        if (strcmp(words[i], "--topk") == 0 && !parse_integer("topk", words[i + 1], 1, INT32_MAX, window))
+            return 0;
     fdm_options options;
     return plan_problem(count, words, problem, &options);
 }
 
 int tune_add_words(struct tune_problems *problems, const char *text, const char *where) {
     char copy[TUNE_TEXT_BYTES];
-    struct own_words own;
     struct tune_problem *list = realloc(problems->list, (size_t)(problems->count + 1) * sizeof *list);
     if (!list)
         return complain(0, "no memory for %d problems", problems->count + 1);
@@ -65,14 +44,8 @@ int tune_add_words(struct tune_problems *problems, const char *text, const char 
         return complain(0, "%s: more than %d bytes", where, TUNE_TEXT_BYTES - 1);
     snprintf(added->text, sizeof added->text, "%s", text);
     snprintf(copy, sizeof copy, "%s", text);
-    if (!parse_words(copy, &added->problem, &own))
+    if (!parse_words(copy, &added->problem, &added->window))
         return complain(0, "%s: it is no problem: %s", where, text);
-    added->window = own.topk;
-    if (own.total) {
-        if (!added->problem.varlen)
-            return complain(0, "%s: --total is for packed sequences, --varlen", where);
-        added->problem.total_q = added->problem.total_k = own.total;
-    }
     if (fdm_problem_validate(&added->problem))
         return complain(0, "%s: %s", where, fdm_last_error());
     problems->count++;

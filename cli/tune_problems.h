@@ -15,7 +15,7 @@ struct tune_problems {
     int32_t count;
 };
 
-/* Words as of `fdm plan`, and --topk W and --total N. 1, or 0 after a complaint that begins with `where`. */
+/* Words as of `fdm plan`. 1, or 0 after a complaint that begins with `where`. */
 int tune_add_words(struct tune_problems *problems, const char *text, const char *where);
 /* A problem on each line: such words, or an object of JSON whose keys are the options' names, true for those without a
  * value. Lines that are empty or begin with # are passed over. */

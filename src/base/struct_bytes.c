@@ -31,6 +31,7 @@ ENDS_WITH(fdm_softmax_plan, choice);
 ENDS_WITH(fdm_gemm_tensors, out);
 ENDS_WITH(fdm_gemm_options, stream);
 ENDS_WITH(fdm_gemm_plan, choice);
+ENDS_WITH(fdm_prediction, name);
 ENDS_WITH(fdm_tune_options, stream);
 ENDS_WITH(fdm_tune_row, why);
 ENDS_WITH(fdm_tune_result, reserved);

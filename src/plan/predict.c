@@ -1,0 +1,69 @@
+/* predict.c: the predicted time of a plan. */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/struct_bytes.h"
+#include "plan/plan.h"
+#include "tuning/model.h"
+
+/* The plan's parameter of one of these names; 1 where it has none. */
+static int32_t parameter(const struct family *family, const fdm_plan *plan, const char *first, const char *second) {
+    const char *const *names = family->parameters ? family->parameters(family, plan->kernel_index) : NULL;
+    for (int32_t i = 0; names && names[i]; i++)
+        if (strcmp(names[i], first) == 0 || strcmp(names[i], second) == 0)
+            return plan->parameters[i];
+    return 1;
+}
+
+static int32_t parts_of(const fdm_plan *plan) {
+    const char *parts = strstr(plan->choice, "_Parts");
+    int32_t number = 0;
+    for (parts = parts ? parts + 6 : ""; *parts >= '0' && *parts <= '9' && number < 1000; parts++)
+        number = 10 * number + (*parts - '0');
+    return number;
+}
+
+static struct model_way way_of(const struct family *family, const fdm_plan *plan, int64_t window) {
+    const int32_t parts = parts_of(plan);
+    struct model_way way = {.plan = plan, .window = window, .packed = parameter(family, plan, "PACKED_HEADS", "")};
+    way.splits = plan->problem.pass == FDM_BACKWARD
+                     ? parts ? parts : parameter(family, plan, "GROUP_PARTS", "")
+                     : parameter(family, plan, "NUM_SPLITS", "SPLITS");
+    way.kernels_own = strstr(plan->choice, "_Gather") != NULL || strstr(plan->kernel, ".gather") != NULL;
+    if (strcmp(plan->kernel, "mma.decode") == 0 && plan->problem.heads_kv > 0) /* rows of a group in one block */
+        way.packed = (int32_t)(plan->problem.heads / plan->problem.heads_kv);
+    if (window <= 0)
+        way.window = plan->problem.seqlen_k / 8 + 1;
+    return way;
+}
+
+fdm_status fdm_plan_predict(const fdm_device *device, const fdm_plan *plan, int64_t window,
+                            fdm_prediction *prediction) {
+    fdm_plan plan_room;
+    fdm_device device_room;
+    char name[MODEL_NAME_BYTES];
+    fdm_prediction made = {.struct_bytes = sizeof made};
+    if (!(plan = plan_read(plan, &plan_room)) || !(device = STRUCT_READ(fdm_device, device, &device_room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    const fdm_status status = STRUCT_CHECK(fdm_prediction, prediction);
+    if (status)
+        return status;
+    const struct family *family = plan_family(plan);
+    if (!family || !plan_names_row(plan, family))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
+                         plan->family);
+    if (family->device_type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED, "times of kernels of CUDA devices alone are predicted");
+    const struct model_way way = way_of(family, plan, window);
+    model_name(&way, name);
+    model_features(device, &way, made.features);
+    memcpy(made.name, name, sizeof made.name);
+    const struct model_row *row = model_find(device, name);
+    if (row) {
+        made.seconds = model_seconds(row, made.features);
+        made.residual = (double)row->residual;
+        made.num_samples = row->num_samples;
+    }
+    return STRUCT_WRITE(fdm_prediction, prediction, &made);
+}

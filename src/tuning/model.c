@@ -1,0 +1,164 @@
+/* model.c: features of a plan, and the constants that turn them into seconds. */
+#include "tuning/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- tiles of a problem ---- */
+
+struct work {
+    double items;  /* blocks of all heads and sequences */
+    double tiles;  /* steps of all of them */
+    double masked; /* of those, steps with hidden pairs */
+    double most;   /* steps of the longest block */
+};
+
+/* Steps of the keys [first, last) and those of them that lie in [whole_first, whole_last) entirely. */
+static void add_block(struct work *w, double first, double last, double whole_first, double whole_last, int64_t step,
+                      double times) {
+    const double s = (double)step, tiles = last > first ? ceil(last / s) - floor(first / s) : 0;
+    const double whole = floor(whole_last / s) - ceil(fmax(whole_first, 0) / s);
+    w->items += times;
+    w->tiles += times * tiles;
+    w->masked += times * (tiles - fmin(fmax(whole, 0), tiles));
+    w->most = fmax(w->most, tiles);
+}
+
+/* Of a sequence: blocks of `rows` query rows that walk over keys, or of `rows` keys that walk over query rows, in steps.
+ * left, right: how far from the diagonal a pair may be, seen from a block's own axis. */
+struct walk {
+    double own, other, offset, left, right; /* offset: other - own, where both axes end together */
+    int64_t block, step;
+};
+static void add_sequence(struct work *w, const struct walk *k, double times) {
+    enum { SAMPLES = 128 };
+    const double blocks = ceil(k->own / (double)k->block);
+    const int64_t taken = blocks > SAMPLES ? SAMPLES : (int64_t)blocks;
+    for (int64_t n = 0; n < taken; n++) {
+        const double begin = floor(((double)n + 0.5) * blocks / (double)taken) * (double)k->block;
+        const double end = fmin(begin + (double)k->block, k->own);
+        const double first = fmax(begin + k->offset - k->left, 0), last = fmin(end + k->offset + k->right, k->other);
+        const int ragged = end - begin < (double)k->block;
+        add_block(w, first, last, end - 1 + k->offset - k->left,
+                  ragged ? 0 : fmin(begin + k->offset + k->right + 1, k->other), k->step, times * blocks / (double)taken);
+    }
+}
+
+static double bound_of(int64_t side) { return side < 0 ? HUGE_VAL : (double)side; }
+
+/* The length of sequence b where they fall evenly from the longest on: all that a packed problem says of them. */
+static double length_of(int64_t b, int64_t batch, int64_t longest, int64_t total) {
+    const double mean = (double)total / (double)batch, spread = fmin((double)longest - mean, mean);
+    return fmax(1, mean + spread * (batch > 1 ? 1 - 2 * (double)b / (double)(batch - 1) : 0));
+}
+
+static struct walk walk_of(const struct model_way *way, double rows, double keys) {
+    const fdm_plan *plan = way->plan;
+    const fdm_problem *p = &plan->problem;
+    const int backward = p->pass == FDM_BACKWARD;
+    const double left = bound_of(p->window_left), right = p->causal ? 0 : bound_of(p->window_right);
+    const int64_t packed = way->packed > 1 ? way->packed : 1, block = plan->block_m > 0 ? plan->block_m : 64;
+    const int64_t step = plan->block_n > 0 ? plan->block_n : 64;
+    struct walk k = {rows, keys, keys - rows, left, right, block / packed > 0 ? block / packed : 1, step};
+    if (backward)
+        k = (struct walk){keys, rows, rows - keys, right, left, step, block};
+    if (p->has_intervals && way->kernels_own && !backward) /* a list of keys that ends with the block's rows */
+        k.left = (double)way->window;
+    return k;
+}
+
+static struct work work_of(const struct model_way *way) {
+    const fdm_problem *p = &way->plan->problem;
+    struct work w = {0};
+    const int backward = p->pass == FDM_BACKWARD;
+    const int64_t packed = way->packed > 1 ? way->packed : 1;
+    const double heads = backward ? (double)p->heads_kv : (double)p->heads / (double)packed;
+    for (int64_t b = 0; b < (p->varlen ? p->batch : 1); b++) {
+        const double rows = p->varlen ? length_of(b, p->batch, p->seqlen_q, p->total_q) : (double)p->seqlen_q;
+        const double keys = p->varlen ? length_of(b, p->batch, p->seqlen_k, p->total_k) : (double)p->seqlen_k;
+        const struct walk k = walk_of(way, rows, keys);
+        add_sequence(&w, &k, heads * (p->varlen ? 1 : (double)p->batch));
+    }
+    const double splits = way->splits > 1 ? way->splits : 1;
+    const double heads_a_block = backward ? (double)p->heads / (double)(p->heads_kv ? p->heads_kv : 1) : 1;
+    w.items *= splits;
+    w.tiles *= heads_a_block;
+    w.masked *= heads_a_block;
+    w.most *= heads_a_block / splits;
+    return w;
+}
+
+/* ---- features ---- */
+
+/* Blocks that are resident at once, as far as shared memory and threads bound them. */
+static double slots_of(const fdm_device *device, const fdm_plan *plan) {
+    enum { RESERVED = 1024, MOST = 4 };
+    const double room = (double)device->shared_bytes + RESERVED, block = (double)plan->shared_bytes + RESERVED;
+    const double resident = plan->shared_bytes >= 0 ? floor(room / block) : 1;
+    return fmin(fmax(resident, 1), MOST) * (double)(device->num_sms > 0 ? device->num_sms : 1);
+}
+
+static double bytes_of(const fdm_problem *p) {
+    const double unit = (double)fdm_dtype_bytes(p->dtype), dims = (double)(p->head_dim + p->head_dim_v);
+    const double rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
+    const double keys = p->varlen ? (double)p->total_k : (double)p->batch * (double)p->seqlen_k;
+    const double q = rows * (double)p->heads * dims * unit, k = keys * (double)p->heads_kv * dims * unit;
+    double bytes = p->pass == FDM_BACKWARD ? 3 * q + 2 * k : q + k;
+    if (p->has_mask)
+        bytes += (double)(p->mask_shape[0] * p->mask_shape[1]) * (double)p->mask_shape[2] * (double)p->mask_shape[3];
+    return bytes;
+}
+
+void model_features(const fdm_device *device, const struct model_way *way, double f[MODEL_FEATURES]) {
+    const struct work w = work_of(way);
+    const double slots = slots_of(device, way->plan), waves = w.items / slots;
+    const double bandwidth = device->bandwidth > 0 ? (double)device->bandwidth : 1e12;
+    const double share = w.tiles / slots;
+    f[0] = 1e-6;
+    f[1] = 1e-6 * waves;
+    f[2] = 1e-6 * fmax(share, w.most);
+    f[3] = 1e-6 * share;
+    f[4] = 1e-6 * (w.items > 0 ? (ceil(waves) / waves - 1) * share : 0);
+    f[5] = bytes_of(&way->plan->problem) / bandwidth;
+    f[6] = 1e-6 * w.masked / slots;
+    f[7] = (double)way->plan->workspace_bytes / bandwidth;
+}
+
+/* ---- the table ---- */
+
+/* Codes say everything of a way but how many parts there are, which the features know. */
+void model_name(const struct model_way *way, char name[MODEL_NAME_BYTES]) {
+    const fdm_problem *p = &way->plan->problem;
+    const int64_t dim = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const char *parts = strstr(way->plan->choice, "_Parts");
+    const int length = parts ? (int)(parts - way->plan->choice) : (int)strlen(way->plan->choice);
+    const char *kind = p->has_mask        ? "mask"
+                       : p->has_intervals ? "intervals"
+                       : p->has_bias      ? "bias"
+                       : p->seqlen_q <= 8 ? "few"
+                                          : "plain";
+    snprintf(name, MODEL_NAME_BYTES, "%s %.*s %lld %s", way->plan->kernel, length, way->plan->choice,
+             (long long)((dim + 31) / 32 * 32), kind);
+}
+
+static int compare_names(const void *name, const void *row) {
+    return strcmp(name, ((const struct model_row *)row)->name);
+}
+
+const struct model_row *model_find(const fdm_device *device, const char *name) {
+    for (int32_t i = 0; i < num_model_tables; i++)
+        if (model_tables[i].compute_major == device->compute_major &&
+            model_tables[i].compute_minor == device->compute_minor)
+            return bsearch(name, model_tables[i].rows, (size_t)model_tables[i].num_rows, sizeof(struct model_row),
+                           compare_names);
+    return NULL;
+}
+
+double model_seconds(const struct model_row *row, const double f[MODEL_FEATURES]) {
+    double seconds = 0;
+    for (int i = 0; i < MODEL_FEATURES; i++)
+        seconds += (double)row->constants[i] * f[i];
+    return seconds;
+}

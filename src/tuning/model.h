@@ -1,0 +1,43 @@
+/* model.h: the time that a way to run a problem takes, from facts alone: docs/tuning.md has the formula. */
+#ifndef FDM_TUNING_MODEL_H
+#define FDM_TUNING_MODEL_H
+
+#include "flash_dmattn.h"
+
+enum { MODEL_FEATURES = 8, MODEL_NAME_BYTES = 128 };
+
+/* What a plan's numbers do not say by themselves. */
+struct model_way {
+    const fdm_plan *plan;
+    int64_t window;      /* W of key intervals, of which the problem knows that they are there alone */
+    int32_t splits;      /* of the keys of a forward, or of the query heads of a backward's block */
+    int32_t packed;      /* query heads that share a block of rows */
+    int32_t kernels_own; /* 1: the keys that a block reads are its own list */
+};
+
+/* A row of the table: constants that multiply the features, in seconds, and the fit's own error. */
+struct model_row {
+    const char *name; /* kernel, choice, head dim, kind: model_name() */
+    float constants[MODEL_FEATURES];
+    float residual;      /* root mean square of predicted / measured - 1 over the problems of the fit */
+    int32_t num_samples; /* problems that it was fitted to */
+};
+struct model_table {
+    int32_t compute_major, compute_minor;
+    const struct model_row *rows; /* by name, rising */
+    int32_t num_rows;
+};
+extern const struct model_table model_tables[];
+extern const int32_t num_model_tables;
+
+/* The name of the row that a way looks for. */
+void model_name(const struct model_way *way, char name[MODEL_NAME_BYTES]);
+/* launches; blocks a slot; work of the busiest slot; work a slot; idle slots of the last wave; bytes over bandwidth;
+ * tiles with hidden pairs a slot; bytes of partial results over bandwidth. Seconds with constants, all but the first
+ * two of which count steps of one tile. */
+void model_features(const fdm_device *device, const struct model_way *way, double features[MODEL_FEATURES]);
+/* NULL where no table knows the way. The table is the device's architecture's. */
+const struct model_row *model_find(const fdm_device *device, const char *name);
+double model_seconds(const struct model_row *row, const double features[MODEL_FEATURES]);
+
+#endif
