@@ -59,7 +59,7 @@ fdm_status fdm_plan_predict(const fdm_device *device, const fdm_plan *plan, int6
     model_name(&way, name);
     model_features(device, &way, made.features);
     memcpy(made.name, name, sizeof made.name);
-    const struct model_row *row = model_find(device, name);
+    const struct model_row *row = model_find(device, &way);
     if (row) {
         made.seconds = model_seconds(row, made.features);
         made.residual = (double)row->residual;

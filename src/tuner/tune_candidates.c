@@ -1,6 +1,7 @@
 /* tune_candidates.c: the ways to run a problem that a tuner times, and their kernels. */
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -25,8 +26,23 @@ static void add(struct tune_candidate *all, int32_t *count, const fdm_plan *plan
     snprintf(c->row.choice, sizeof c->row.choice, "%s", plan->choice);
 }
 
+static int compare_predicted(const void *a, const void *b) {
+    const double x = ((const struct tune_candidate *)a)->predicted, y = ((const struct tune_candidate *)b)->predicted;
+    return (x > y) - (x < y);
+}
+
+/* Those behind the rules' choice by predicted time; of which nothing is known come last, in their order. */
+static void rank(const fdm_device *device, struct tune_candidate *all, int32_t count, int64_t window) {
+    for (int32_t i = 1; i < count; i++) {
+        fdm_prediction prediction = {.struct_bytes = sizeof prediction};
+        const int known = !fdm_plan_predict(device, &all[i].plan, window, &prediction) && prediction.seconds > 0;
+        all[i].predicted = known ? prediction.seconds : 1e9 + i;
+    }
+    qsort(all + 1, (size_t)count - 1, sizeof *all, compare_predicted);
+}
+
 struct tune_candidate *tune_candidates(const fdm_device *device, const fdm_problem *problem, int32_t most,
-                                       int32_t *count) {
+                                       int64_t window, int32_t *count) {
     struct tune_candidate *all = memory_allocate(CANDIDATES_MAX * sizeof *all);
     fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     fdm_plan plan = {.struct_bytes = sizeof plan};
@@ -50,8 +66,10 @@ struct tune_candidate *tune_candidates(const fdm_device *device, const fdm_probl
         for (int32_t n = 0; *count < CANDIDATES_MAX && !fdm_plan_variant(device, problem, kernel.name, n, &plan); n++)
             add(all, count, &plan, 0);
     }
-    if (most >= 0 && *count > most + 1)
+    if (most >= 0 && *count > most + 1) {
+        rank(device, all, *count, window);
         *count = most + 1;
+    }
     return all;
 }
 

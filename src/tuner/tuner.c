@@ -109,7 +109,8 @@ fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem, const 
     if ((status = check_options(device, t.options)))
         return status;
     const int32_t most = t.options->max_variants ? t.options->max_variants : t.options->exhaustive ? -1 : 12;
-    if (!(t.candidates = tune_candidates(device, &described, most, &t.count)))
+    if (!(t.candidates = tune_candidates(device, &described, most, window_of(&described, t.options),
+                                         &t.count)))
         return FDM_ERROR_UNSUPPORTED;
     status = tune(&t, device, &described, &made);
     if (!status)

@@ -113,47 +113,68 @@ static double bytes_of(const fdm_problem *p) {
 
 void model_features(const fdm_device *device, const struct model_way *way, double f[MODEL_FEATURES]) {
     const struct work w = work_of(way);
-    const double slots = slots_of(device, way->plan), waves = w.items / slots;
+    const double slots = slots_of(device, way->plan), sms = device->num_sms > 0 ? device->num_sms : 1;
     const double bandwidth = device->bandwidth > 0 ? (double)device->bandwidth : 1e12;
-    const double share = w.tiles / slots;
+    const double mean = w.items > 0 ? w.tiles / w.items : 0;
     f[0] = 1e-6;
-    f[1] = 1e-6 * waves;
-    f[2] = 1e-6 * fmax(share, w.most);
-    f[3] = 1e-6 * share;
-    f[4] = 1e-6 * (w.items > 0 ? (ceil(waves) / waves - 1) * share : 0);
+    f[1] = 1e-6 * ceil(w.items / slots);
+    f[2] = 1e-6 * fmax(w.tiles / sms, w.most);
+    f[3] = 1e-6 * ceil(w.items / sms) * mean;
+    f[4] = 1e-6 * w.most;
     f[5] = bytes_of(&way->plan->problem) / bandwidth;
-    f[6] = 1e-6 * w.masked / slots;
+    f[6] = 1e-6 * w.masked / sms;
     f[7] = (double)way->plan->workspace_bytes / bandwidth;
 }
 
 /* ---- the table ---- */
 
+static const char *kind_of(const fdm_problem *p) {
+    return p->has_mask ? "mask" : p->has_intervals ? "intervals" : p->has_bias ? "bias" : p->seqlen_q <= 8 ? "few" : "plain";
+}
+
+static int64_t dim_of(const fdm_problem *p) {
+    const int64_t dim = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    return (dim + 31) / 32 * 32;
+}
+
 /* Codes say everything of a way but how many parts there are, which the features know. */
 void model_name(const struct model_way *way, char name[MODEL_NAME_BYTES]) {
-    const fdm_problem *p = &way->plan->problem;
-    const int64_t dim = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     const char *parts = strstr(way->plan->choice, "_Parts");
     const int length = parts ? (int)(parts - way->plan->choice) : (int)strlen(way->plan->choice);
-    const char *kind = p->has_mask        ? "mask"
-                       : p->has_intervals ? "intervals"
-                       : p->has_bias      ? "bias"
-                       : p->seqlen_q <= 8 ? "few"
-                                          : "plain";
     snprintf(name, MODEL_NAME_BYTES, "%s %.*s %lld %s", way->plan->kernel, length, way->plan->choice,
-             (long long)((dim + 31) / 32 * 32), kind);
+             (long long)dim_of(&way->plan->problem), kind_of(&way->plan->problem));
+}
+
+void model_tile_name(const struct model_way *way, char name[MODEL_NAME_BYTES]) {
+    static const char *const ends[] = {"_Parts", "_Static", "_Longest", "_Dynamic", "_Exp"};
+    size_t length = strlen(way->plan->choice);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const char *end = strstr(way->plan->choice, ends[i]);
+        if (end && (size_t)(end - way->plan->choice) < length)
+            length = (size_t)(end - way->plan->choice);
+    }
+    snprintf(name, MODEL_NAME_BYTES, "%s %.*s %lld *", way->plan->kernel, (int)length, way->plan->choice,
+             (long long)dim_of(&way->plan->problem));
 }
 
 static int compare_names(const void *name, const void *row) {
     return strcmp(name, ((const struct model_row *)row)->name);
 }
 
-const struct model_row *model_find(const fdm_device *device, const char *name) {
-    for (int32_t i = 0; i < num_model_tables; i++)
-        if (model_tables[i].compute_major == device->compute_major &&
-            model_tables[i].compute_minor == device->compute_minor)
-            return bsearch(name, model_tables[i].rows, (size_t)model_tables[i].num_rows, sizeof(struct model_row),
-                           compare_names);
-    return NULL;
+const struct model_row *model_find(const fdm_device *device, const struct model_way *way) {
+    char name[MODEL_NAME_BYTES], tile[MODEL_NAME_BYTES];
+    const struct model_row *row = NULL;
+    model_name(way, name);
+    model_tile_name(way, tile);
+    for (int32_t i = 0; i < num_model_tables && !row; i++) {
+        const struct model_table *t = &model_tables[i];
+        if (t->compute_major != device->compute_major || t->compute_minor != device->compute_minor)
+            continue;
+        row = bsearch(name, t->rows, (size_t)t->num_rows, sizeof *row, compare_names);
+        if (!row)
+            row = bsearch(tile, t->rows, (size_t)t->num_rows, sizeof *row, compare_names);
+    }
+    return row;
 }
 
 double model_seconds(const struct model_row *row, const double f[MODEL_FEATURES]) {

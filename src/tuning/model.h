@@ -30,14 +30,16 @@ struct model_table {
 extern const struct model_table model_tables[];
 extern const int32_t num_model_tables;
 
-/* The name of the row that a way looks for. */
+/* The name of the row that a way looks for, and of that of its tile in any order and on any problem, which stands in for
+ * it. */
 void model_name(const struct model_way *way, char name[MODEL_NAME_BYTES]);
-/* launches; blocks a slot; work of the busiest slot; work a slot; idle slots of the last wave; bytes over bandwidth;
- * tiles with hidden pairs a slot; bytes of partial results over bandwidth. Seconds with constants, all but the first
- * two of which count steps of one tile. */
+void model_tile_name(const struct model_way *way, char name[MODEL_NAME_BYTES]);
+/* A launch; waves of blocks; steps of the busiest multiprocessor, which are its share or the longest block's; steps of
+ * whole rounds of blocks; steps of the longest block; bytes over bandwidth; steps with hidden pairs a multiprocessor;
+ * bytes of the workspace over bandwidth. All in microseconds for a constant of 1, but the bytes. */
 void model_features(const fdm_device *device, const struct model_way *way, double features[MODEL_FEATURES]);
 /* NULL where no table knows the way. The table is the device's architecture's. */
-const struct model_row *model_find(const fdm_device *device, const char *name);
+const struct model_row *model_find(const fdm_device *device, const struct model_way *way);
 double model_seconds(const struct model_row *row, const double features[MODEL_FEATURES]);
 
 #endif
