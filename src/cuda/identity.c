@@ -1,25 +1,42 @@
 /* identity.c: what choices that were measured depend on besides a device's facts: product, driver, kernels' sources. */
-#include <string.h>
+#include <pthread.h>
+#include <stdio.h>
 
 #include "cuda/cache.h"
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
 #include "cuda/sources.h"
 
-fdm_status cuda_device_product(int32_t index, char *name, size_t size, int32_t *driver_version) {
-    const struct cuda_driver *driver;
-    fdm_device facts; /* whose query says what is wrong with an index */
+/* Asked once a device. */
+static fdm_status ask_name(const struct cuda_driver *driver, int32_t index, char *name, int size) {
     cu_device device;
     struct cuda_capture_scope capture;
-    fdm_status status = cuda_driver_get(&driver);
-    if (status || (status = cuda_device_facts(index, &facts)) || (status = cuda_capture_relax(driver, &capture)))
+    const fdm_status status = cuda_capture_relax(driver, &capture);
+    if (status)
         return status;
     cu_result result = driver->device_get(&device, index);
     if (!result)
-        result = driver->device_name(name, (int)size, device);
+        result = driver->device_name(name, size, device);
     cuda_capture_restore(driver, &capture);
-    *driver_version = driver->version;
     return result ? cuda_driver_error(driver, result, "asking for a device's name") : FDM_OK;
+}
+
+fdm_status cuda_device_product(int32_t index, char *name, size_t size, int32_t *driver_version) {
+    enum { NAME_BYTES = 64 };
+    static char names[CUDA_DEVICES_MAX][NAME_BYTES];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const struct cuda_driver *driver;
+    fdm_device facts; /* whose query says what is wrong with an index */
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_device_facts(index, &facts)))
+        return status;
+    pthread_mutex_lock(&lock);
+    if (!*names[index])
+        status = ask_name(driver, index, names[index], NAME_BYTES);
+    snprintf(name, size, "%s", names[index]);
+    pthread_mutex_unlock(&lock);
+    *driver_version = driver->version;
+    return status;
 }
 
 uint64_t cuda_sources_hash(void) {

@@ -263,6 +263,14 @@ static cu_result stream_context(cu_stream stream, cu_context *context) {
     return fake_end(result);
 }
 
+static cu_result stream_capturing(cu_stream stream, int *status) {
+    cu_result result = fake_begin("cuStreamIsCapturing", CONTEXT);
+    (void)stream;
+    if (!result)
+        *status = capture != NO_CAPTURE;
+    return fake_end(result);
+}
+
 /* ---- captures ---- */
 
 static cu_result capture_mode_exchange(int *mode) {
@@ -313,6 +321,7 @@ static struct cuda_driver driver = {
     .context_synchronize = context_synchronize,
     .capture_mode_exchange = capture_mode_exchange,
     .stream_context = stream_context,
+    .stream_capturing = stream_capturing,
 };
 
 /* The driver's one entry that the library looks up by symbol. What is not there is told by an error, or by no address
@@ -378,6 +387,12 @@ static struct fake_live live(void) {
     return now;
 }
 
+static void plant(double (*seconds)(const struct fake_launch *launch, const void *parameters)) {
+    pthread_mutex_lock(&lock);
+    fake_state.planted = seconds;
+    pthread_mutex_unlock(&lock);
+}
+
 static int stack_depth(void) { return depth; }
 static void push_foreign_context(void) { stack[depth++] = &fake_state.foreign; }
 static void *foreign_stream(void) { return &fake_state.foreign; }
@@ -395,4 +410,5 @@ FDM_API const struct fake_cuda fake_cuda = {inject,
                                             begin_capture,
                                             end_capture,
                                             mode_of_thread,
-                                            foreign_stream};
+                                            foreign_stream,
+                                            plant};

@@ -124,6 +124,8 @@ static cu_result launch_kernel(const struct cu_launch_config *config, cu_functio
         }
         fake_state.launches[fake_state.num_launches++] = launch;
     }
+    if (!result && fake_state.planted && !(result = fake_finish(function->device)))
+        fake_state.planted_seconds += fake_state.planted(&launch, arguments[0]);
     if (!result && fake_hooks &&
         function->kernel) { /* copies come first; a programmatic launch overlaps launches alone */
         if (!launch.programmatic || function->device->num_pending)

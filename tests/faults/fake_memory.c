@@ -132,6 +132,8 @@ static cu_result event_record(cu_event event, cu_stream stream) {
     }
     if (!result)
         event->recorded = 1;
+    if (fake_state.planted)
+        event->seconds = fake_state.planted_seconds;
     return fake_end(result);
 }
 
@@ -147,7 +149,7 @@ static cu_result event_elapsed(float *milliseconds, cu_event from, cu_event to) 
     if (!result && (!from->recorded || !to->recorded))
         result = INVALID_HANDLE;
     if (!result)
-        *milliseconds = fake_hooks ? (float)((to->seconds - from->seconds) * 1e3) : 1.5f;
+        *milliseconds = fake_hooks || fake_state.planted ? (float)((to->seconds - from->seconds) * 1e3) : 1.5f;
     return fake_end(result);
 }
 

@@ -54,7 +54,7 @@ struct cu_module {
 struct cu_event {
     cu_context device;
     int recorded;
-    double seconds; /* of hooks */
+    double seconds; /* of hooks, or planted */
 };
 struct allocation {
     struct allocation *next;
@@ -76,6 +76,8 @@ extern struct fake_state {
     struct fake_launch *launches;
     int64_t num_launches, max_launches;
     int64_t counts[64];
+    double (*planted)(const struct fake_launch *launch, const void *parameters);
+    double planted_seconds; /* so far */
 } fake_state;
 enum fake_needs { NOTHING, DRIVER, CONTEXT };
 /* Takes the lock, writes the call down, and says whether it fails before it does anything; end gives the lock back. */
