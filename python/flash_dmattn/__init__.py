@@ -29,6 +29,7 @@ from ._cache import append_kv_cache, flash_dmattn_with_kvcache_func
 from ._gemm import gemm
 from ._merge import merge
 from ._softmax import softmax
+from ._tune import TunedWay, tune
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import masks
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # what __getattr__ imports
 
 __version__: str = _native.version()
 __all__ = [
+    "TunedWay",
     "append_kv_cache",
     "attention",
     "attention_backward",
@@ -50,6 +52,7 @@ __all__ = [
     "merge",
     "scaled_dot_product_attention",
     "softmax",
+    "tune",
 ]
 
 _TORCH_NAMES = {

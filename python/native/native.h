@@ -139,5 +139,6 @@ PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ss
 PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 /* METH_VARARGS */
 PyObject *native_run_as(PyObject *module, PyObject *arguments);
+PyObject *native_tune(PyObject *module, PyObject *arguments);
 
 #endif

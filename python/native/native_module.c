@@ -104,6 +104,7 @@ static PyMethodDef methods[] = {
     {"cuda_devices", native_cuda_devices, METH_NOARGS, "Number of CUDA devices that can be used."},
     {"settings", native_settings, METH_NOARGS, "Environment variables the library reads."},
     {"run_as", native_run_as, METH_VARARGS, "A pass by the plan of a named device and kernel; the plan as JSON."},
+    {"tune", native_tune, METH_VARARGS, "Times the ways to run a problem of given shapes."},
     {"version", native_version, METH_NOARGS, "Version of the C library."},
     {NULL, NULL, 0, NULL},
 };

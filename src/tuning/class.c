@@ -47,7 +47,7 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
     name_scores(p, scores, sizeof scores);
     return snprintf(text, size,
              "%s %s, D %lld %lld, group %lld, heads %lld, rows %lld, keys %lld, packed %lld %lld, causal %d, window %lld "
-             "%lld, softcap %d, %s, lse %d%d, gradients %d%d%d%d%d%d, aligned %d%d%d%d%d",
+             "%lld, softcap %d, %s, low lse %d, gradients %d%d%d%d%d%d, aligned %d%d%d%d%d",
              backward ? "backward" : "forward", fdm_dtype_name(p->dtype), (long long)p->head_dim,
              (long long)p->head_dim_v, (long long)(p->heads / (p->heads_kv ? p->heads_kv : 1)),
              (long long)tuning_batch_edge(p->batch * p->heads), (long long)tuning_length_edge(p->seqlen_q),
@@ -55,7 +55,7 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
              (long long)(p->varlen ? tuning_length_edge(p->total_q / (p->batch ? p->batch : 1)) : 0),
              (long long)(p->varlen ? tuning_length_edge(p->total_k / (p->batch ? p->batch : 1)) : 0), p->causal,
              (long long)side_edge(p->window_left), (long long)side_edge(p->window_right), p->softcap > 0, scores,
-             backward || p->needs_lse, p->has_lse_low, backward && p->needs_dq, backward && p->needs_dk,
+             p->has_lse_low, backward && p->needs_dq, backward && p->needs_dk,
              backward && p->needs_dv, backward && p->needs_dbias, backward && p->needs_dsink, backward && p->has_dlse,
              p->aligned, p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable) < (int)size;
 }

@@ -1,0 +1,121 @@
+"""_tune.py: timing the ways to run a problem on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Sequence, Tuple
+
+from . import _native
+
+_DEVICES = {"cpu": 1, "cuda": 2}
+
+
+@dataclass(frozen=True)
+class TunedWay:
+    """One way to run a problem, as `tune` found it.
+
+    Args:
+        kernel: the kernel's name.
+        choice: the choice code of its tile.
+        state: "timed", "not timed" (the limit of time came first), "wrong" or "failed".
+        is_rule: whether it is the choice of the rules.
+        seconds: the median time of a call; None where it was not timed.
+        why: what was wrong or failed; "" otherwise.
+
+    Raises:
+        Nothing.
+
+    Examples:
+        >>> from flash_dmattn import TunedWay
+        >>> TunedWay("mma.forward", "MMA_Forward_128x64_S2", "timed", True, 1e-3, "").is_rule
+        True
+    """
+
+    kernel: str
+    choice: str
+    state: str
+    is_rule: bool
+    seconds: Optional[float]
+    why: str
+
+
+def _device_of(device: str) -> Tuple[int, int]:
+    name, colon, index = device.partition(":")
+    if name not in _DEVICES or (colon and not index.isdigit()) or (name == "cpu" and colon):
+        raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:N'")
+    return _DEVICES[name], int(index or 0)
+
+
+def tune(
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Optional[Sequence[int]] = None,
+    *,
+    backward: bool = False,
+    is_causal: bool = False,
+    window_size: Tuple[int, int] = (-1, -1),
+    topk: int = 0,
+    dtype: str = "bfloat16",
+    device: str = "cuda",
+    seconds: float = 2.0,
+    keep: bool = True,
+) -> Tuple[int, list[TunedWay]]:
+    """Times the ways to run attention of these shapes on a device, and keeps the best for the class of problems.
+
+    Each way is checked against the choice of the rules, on random tensors that are allocated on the device and given
+    back. Later calls of the class take what was kept, in every process of the user; FLASH_DMATTN_TUNE=0 ignores it.
+    docs/tuning.md lists the classes.
+
+    Args:
+        query: the shape [B, Sq, H, D].
+        key: the shape [B, Sk, Hkv, D].
+        value: the shape [B, Sk, Hkv, Dv]; None: that of key.
+        backward: the backward in place of the forward.
+        is_causal: the causal mask, bottom-right aligned.
+        window_size: keys to the left and right that a row sees; -1 = all.
+        topk: W of a top-W mask by key intervals and its bias, causal; 0 = none.
+        dtype: "bfloat16", "float16" or "float32".
+        device: "cuda", "cuda:N" or "cpu".
+        seconds: device time at most; compilation comes on top of it.
+        keep: whether the result is kept.
+
+    Returns:
+        The number of the best way in the list, and the list. Way 0 is the choice of the rules, which stays the best
+        unless another takes at least 1 % less time.
+
+    Raises:
+        ValueError: a shape, dtype or device is wrong.
+        NotImplementedError: no kernel takes the problem.
+        RuntimeError: the device is not there, or failed.
+
+    Examples:
+        >>> from flash_dmattn import tune
+        >>> best, ways = tune((1, 64, 2, 32), (1, 64, 2, 32), dtype="float32", device="cpu", seconds=0.05, keep=False)
+        >>> ways[0].is_rule
+        True
+    """
+    shapes = [tuple(query), tuple(key), tuple(key if value is None else value)]
+    for name, shape in zip(("query", "key", "value"), shapes):
+        if len(shape) != 4:
+            raise ValueError(f"{name} is a shape of {len(shape)} axes; it needs 4: [batch, seqlen, heads, head_dim]")
+    (batch, rows, heads, head_dim), key_shape, value_shape = shapes
+    if key_shape[0] != batch or key_shape[3] != head_dim or value_shape[:3] != key_shape[:3]:
+        raise ValueError(f"query {shapes[0]}, key {key_shape} and value {value_shape} do not fit together")
+    found = _native.tune(
+        *_device_of(device),
+        backward,
+        dtype,
+        batch,
+        heads,
+        key_shape[2],
+        rows,
+        key_shape[1],
+        head_dim,
+        value_shape[3],
+        is_causal,
+        *window_size,
+        topk,
+        seconds,
+        keep,
+    )
+    return found[0], [TunedWay(*row) for row in found[4]]

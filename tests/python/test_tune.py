@@ -1,0 +1,49 @@
+"""test_tune.py: tune() on the CPU, and what is wrong with its arguments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from flash_dmattn import tune
+
+SHAPE = (1, 96, 2, 32)
+
+
+def test_ways_of_the_cpu():
+    best, ways = tune(SHAPE, SHAPE, dtype="float32", device="cpu", seconds=0.1, keep=False)
+    assert ways[0].is_rule and ways[0].state == "timed" and ways[0].seconds > 0
+    assert 0 <= best < len(ways)
+    assert all(way.state in ("timed", "not timed") and way.kernel.startswith("cpu.forward.") for way in ways)
+    assert len({way.choice for way in ways}) > 1
+    _, backward = tune(SHAPE, SHAPE, dtype="float32", device="cpu", seconds=0.1, keep=False, backward=True, topk=16)
+    assert backward[0].kernel.startswith("cpu.backward.")
+
+
+def test_what_is_kept_is_taken(tmp_path, monkeypatch):
+    """In another process: this one has made its settings up."""
+    monkeypatch.setenv("FLASH_DMATTN_CACHE_DIR", str(tmp_path))
+    code = f"""
+import numpy, flash_dmattn
+flash_dmattn.tune({SHAPE}, {SHAPE}, dtype="float32", device="cpu", seconds=0.1)
+q = numpy.zeros({SHAPE}, numpy.float32)
+flash_dmattn.attention(q, q, q)
+"""
+    monkeypatch.setenv("FLASH_DMATTN_LOG", "1")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "measured 2" in done.stderr
+    assert len(list(tmp_path.glob("tuned/*.tune"))) == 1
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="query is a shape of 3 axes"):
+        tune(SHAPE[1:], SHAPE, device="cpu")
+    with pytest.raises(ValueError, match="do not fit together"):
+        tune(SHAPE, (2, *SHAPE[1:]), device="cpu")
+    with pytest.raises(ValueError, match="device is 'gpu'"):
+        tune(SHAPE, SHAPE, device="gpu")
+    with pytest.raises(ValueError, match="device is 'cuda:x'"):
+        tune(SHAPE, SHAPE, device="cuda:x")
+    with pytest.raises((ValueError, NotImplementedError), match="dtype"):
+        tune(SHAPE, SHAPE, dtype="int8", device="cpu")
