@@ -48,8 +48,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(module: Optional[str], rest: List[str], versions: Tuple[int, ...], replace: bool) -> None:
     install(versions, replace)
     with tempfile.TemporaryDirectory(prefix="flash-dmattn-") as folder:
-        write(folder, versions)  # for processes that this one starts
+        # For processes that this one starts: those that multiprocessing spawns get sys.path, others the environment.
+        write(folder, versions)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        sys.path.insert(0, folder)
         if module is not None:
             sys.argv = [module, *rest]
             sys.path.insert(0, os.getcwd())
