@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python/flash_dmattn"
-MODULES = ("", "masks", "jax", "integrations.transformers", "integrations.doge", "bench")
+MODULES = ("", "masks", "jax", "integrations.transformers", "integrations.doge", "compat", "compat.varlen", "bench")
 HEADER = ROOT / "include/flash_dmattn.h"
 PARTS = ("Args", "Returns", "Raises", "Examples")
 WIDTH = 120

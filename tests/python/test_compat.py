@@ -8,7 +8,7 @@ import torch
 from conftest import assert_close, truth
 from flash_dmattn import flash_dmattn_func
 from flash_dmattn.compat import flash_attn, flash_attn_cute, flash_attn_interface
-from flash_dmattn.compat.flash_attn import flash_attn_interface as fa2
+from flash_dmattn.compat.flash_attn import functions as fa2
 
 # ---- parameters: flash-attn 2.8.4, its version 3 and 4, as their sources have them ------------------------------------
 
@@ -604,7 +604,7 @@ def test_functions_of_the_extension():
         assert_close(have.reshape(want.shape), want, torch.float32, "gradient")
     for call in (gpu.fwd, gpu.varlen_fwd, gpu.bwd, gpu.varlen_bwd):
         names = inspect.signature(call).parameters
-        with pytest.raises(RuntimeError, match="gen is a generator"):
+        with pytest.raises(RuntimeError, match="`generator` argument is no longer supported"):
             call(**{name: torch.Generator() if name == "gen" else None for name in names})
 
 

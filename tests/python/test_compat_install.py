@@ -48,6 +48,8 @@ def run(script, *arguments, **environment):
 def test_imports(installed):
     module = importlib.import_module("flash_attn")
     assert module.flash_attn_func is compat.flash_attn.flash_attn_func
+    assert module.flash_attn_interface is sys.modules["flash_attn.flash_attn_interface"]
+    assert module.flash_attn_interface.__name__ == "flash_attn.flash_attn_interface"
     assert (module.__name__, module.__version__, module.__provider__) == ("flash_attn", "2.8.3", "flash_dmattn")
     from flash_attn.bert_padding import pad_input
     from flash_attn.flash_attn_interface import _wrapped_flash_attn_forward

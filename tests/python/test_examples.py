@@ -141,6 +141,14 @@ def test_the_example_for_users_of_flash_attn(tmp_path):
     assert "these have no dropout" in done.stdout
 
 
+def test_the_examples_for_users_of_other_interfaces(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "moving.md").read_text(), re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("device", ["cpu"] + ["cuda"] * torch.cuda.is_available())
 def test_dynamic_mask_layer_generates_what_it_trains(device):
     script = ROOT / "examples" / "dynamic_mask_layer.py"

@@ -79,16 +79,20 @@ def install(versions: Iterable[int] = (2,), replace: bool = False) -> None:
 
     Args:
         versions: of flash-attn, some of 2 (`flash_attn`), 3 (`flash_attn_interface`) and 4 (`flash_attn.cute`).
-        replace: whether to stand before a flash-attn that is installed.
+            Default (2,).
+        replace: whether to stand before a flash-attn that is installed. Default False.
+
+    Returns:
+        Nothing.
 
     Raises:
         ValueError: versions are none of these.
         RuntimeError: flash-attn is installed, and replace is False.
 
     Examples:
+        >>> import importlib.metadata
         >>> from flash_dmattn import compat
         >>> compat.install()
-        >>> import importlib.metadata
         >>> importlib.metadata.version("flash_attn")
         '2.8.3'
         >>> compat.uninstall()
@@ -115,9 +119,23 @@ def install(versions: Iterable[int] = (2,), replace: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Takes back what install() did; modules that were in its place come back. Without install() it does nothing.
+    """Takes back what install() did; modules that were in its place come back.
 
     Functions that a program has imported keep working.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        Nothing: without install() there is nothing to take back.
+
+    Examples:
+        >>> from flash_dmattn import compat
+        >>> compat.install()
+        >>> import flash_attn
+        >>> compat.uninstall()
+        >>> flash_attn.__provider__
+        'flash_dmattn'
     """
     finder = _Installed.finder
     if finder is None:

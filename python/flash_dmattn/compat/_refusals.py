@@ -50,4 +50,4 @@ def no_score_function(name: str) -> NoReturn:
 
 
 def no_generator() -> NoReturn:
-    raise InvalidArgument("gen is a generator, but flash_dmattn has no dropout that would draw from it: pass None")
+    raise InvalidArgument("gen is given, but the `generator` argument is no longer supported: pass None")

@@ -14,7 +14,7 @@ _MODULES: Dict[int, Dict[str, str]] = {
     2: {
         "flash_attn": ".flash_attn",
         "flash_attn.bert_padding": ".flash_attn.bert_padding",
-        "flash_attn.flash_attn_interface": ".flash_attn.flash_attn_interface",
+        "flash_attn.flash_attn_interface": ".flash_attn.functions",
         "flash_attn.layers": ".flash_attn.layers",
         "flash_attn.layers.rotary": ".flash_attn.layers.rotary",
     },
@@ -25,6 +25,7 @@ _MODULES: Dict[int, Dict[str, str]] = {
     },
     4: {
         "flash_attn": ".flash_attn",
+        "flash_attn.flash_attn_interface": ".flash_attn.functions",
         "flash_attn.cute": ".flash_attn_cute",
         "flash_attn.cute.interface": ".flash_attn_cute",
     },
@@ -88,6 +89,8 @@ def fill(module: ModuleType, target: str) -> None:
         # Submodules come by an import of their own.
         if name not in own and not isinstance(value, ModuleType):
             setattr(module, name, value)
+    if module.__name__ == "flash_attn":  # which imports this one, so that programs find it as an attribute
+        importlib.import_module("flash_attn.flash_attn_interface")
 
 
 def fill_by_name(name: str) -> None:

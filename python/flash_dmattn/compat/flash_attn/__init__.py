@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .flash_attn_interface import (
+from . import functions as flash_attn_interface
+from .functions import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -16,6 +17,7 @@ __version__ = "2.8.3"
 __provider__ = "flash_dmattn"
 __all__ = [
     "flash_attn_func",
+    "flash_attn_interface",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
