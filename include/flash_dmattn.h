@@ -155,9 +155,9 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *     page_start            [B] or [B + 1]           int32 or int64; [B + 1] says where a list ends, too
  *     cache_row             [B]                      int32: the row of the table, or of a cache without one, that
  *                                                    belongs to sequence b; NULL: row b. Two sequences may share one
- *     lengths               [B]                      int32: keys before appending; NULL: as many as the cache has room
- *                                                    for. seqused_k of fdm_tensors counts keys after appending: one of
- *                                                    the two is given
+ *     lengths               [B]                      int32: keys before appending; or seqused_k of fdm_tensors: keys
+ *                                                    after it. Where both are NULL, which no new key may be beside, the
+ *                                                    cache is full
  *     first_key             [B]                      int32: keys before it are not visible (left padding)
  *     k_new, v_new          [B, N, Hkv, D|Dv]        appended behind the last key, then attended to
  *                           [total_new, Hkv, D|Dv]   with cu_seqlens_new [B + 1], int32, as cu_seqlens of packed calls
@@ -173,9 +173,10 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  * entries of the table behind a sequence's last key, may hold anything.
  *
  * With rotary_cos the new keys are turned before they are written, and q before it is multiplied, by rotary embeddings
- * in float32, rounded once: elements (2t, 2t + 1) of a row are a pair where rotary_interleaved is 1, else (t, t + R/2);
- * elements from R on stay. New key t turns by row rotary_start + t of the tables, row i of q by rotary_start + i under
- * causal or a window, else by rotary_start; rows that the tables lack are their first or last one.
+ * in float32 (float64 of float64), rounded once: elements (2t, 2t + 1) of a row are a pair where rotary_interleaved is
+ * 1, else (t, t + R/2); elements from R on stay. New key t turns by row rotary_start + t of the tables, row i of q by
+ * rotary_start + i under causal or a window, else by rotary_start; rows that the tables lack are their first or last
+ * one.
  *
  * Appending writes to k and v, whose type says const. Both must then lie apart from all other tensors and from each
  * other. Pages or rows that several sequences hold may be read; appended to by two at a time, they keep the keys of
@@ -792,14 +793,14 @@ FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tenso
  *
  *     k, v         the cache, as in fdm_cache; written
  *     cache        k_new and v_new, and where they go: behind `lengths`, with the members that a call of attention
- *                  would have. With slots only k_new, v_new and the rotary members count
+ *                  would have; beside slots k_new, v_new and the rotary tables alone
  *     slots        [total_new]     int32 or int64: k_new [total_new, Hkv, D] goes to row slot % page of page
  *                                  slot / page; a slot below 0 or beyond the cache is left out. Of equal slots
  *                                  one is kept
- *     positions    [total_new]     int32 or int64: the position of each new key, and of each row of q; NULL: as in
- *                                  fdm_cache. Needed with slots where anything turns
- *     q, q_out     [B, Sq, H, D]   turned as for causal attention, q_out may be q; or packed with cu_seqlens_q, or with
- *                  [total_q, H, D] positions, where total_q is total_new. NULL: none
+ *     positions    [total_new]     int32 or int64: the position of each new key, and of each row of q, of which there
+ *                                  are as many; NULL: as in fdm_cache. Beside slots needed where anything turns
+ *     q, q_out     [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q or slots: turned as for causal attention;
+ *                  q_out may be q. NULL: none
  *
  * On the CPU only, and at once. */
 typedef struct fdm_append_tensors {
