@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python/flash_dmattn"
-MODULES = ("", "masks", "jax", "integrations.transformers", "integrations.doge", "compat", "compat.varlen", "bench")
+MODULES = ("", "masks", "context_parallel", "jax", "integrations.transformers", "integrations.doge", "compat", "compat.varlen", "bench")
 HEADER = ROOT / "include/flash_dmattn.h"
 PARTS = ("Args", "Returns", "Raises", "Examples")
 WIDTH = 120
@@ -125,7 +125,7 @@ class Module:
         """Where an imported name is defined; None: it is a module."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
-                return Module(self.path.parent / f"{node.module}.py") if node.module else None
+                return Module(self.path.parents[node.level - 1] / f"{node.module}.py") if node.module else None
         raise ValueError(f"{self.path} neither defines nor imports {name}")
 
     def definition(self, name: str) -> ast.AST | None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,22 @@ TINY = ["--seq", "64", "--batch", "2", "--layers", "1", "--width", "32", "--head
 
 def run(*arguments):
     return subprocess.run([sys.executable, str(SCRIPT), *TINY, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def test_training_on_two_ranks_is_that_on_one():
+    script = ROOT / "examples" / "train_context_parallel.py"
+    tiny = "--seq 200 --block 16 --layers 2 --width 32 --steps 6 --json".split()
+    losses = []
+    for ranks, more in ((1, []), (2, ["--recompute"])):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, str(script), *tiny, *more], capture_output=True, text=True, timeout=300, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(done.stdout.splitlines()[-1])["losses"])
+    assert losses[0][-1] < losses[0][0] - 0.1
+    assert all(abs(a - b) < 1e-4 for a, b in zip(*losses)), losses
 
 
 def test_train_bytes_learns_and_plots(tmp_path):

@@ -162,8 +162,10 @@ class Messages:
         with self.health.watch():
             if self.device.type == "cuda":
                 none = like.new_empty(0)
-                every = [[tensors.get(rank, none) for rank in range(self.ranks)] for tensors in (receives, sends)]
-                return [dist.all_to_all(*every, group=self.group, async_op=True)]
+                arriving, leaving = (
+                    [tensors.get(rank, none) for rank in range(self.ranks)] for tensors in (receives, sends)
+                )
+                return [dist.all_to_all(arriving, leaving, group=self.group, async_op=True)]
             return self._one_by_one(sends, receives)
 
     def _one_by_one(self, sends: Dict[int, Tensor], receives: Dict[int, Tensor]) -> List[Any]:

@@ -55,8 +55,8 @@ class Mask:
                     raise TypeError(f"key_intervals hold {said(each)}; they must be int32 tensors")
             object.__setattr__(self, "key_intervals", tuple(pair))
 
+    # The keys that causal mask and window leave to a range of rows; empty ones are (0, 0).
     def spans(self, rows: Range, seqlens: Tuple[int, int]) -> Range:
-        """The keys that causal mask and window leave to a range of rows; empty ones are (0, 0)."""
         seqlen_q, seqlen_k = seqlens
         shift = seqlen_k - seqlen_q
         left, right = self.window_size
@@ -70,8 +70,8 @@ class Mask:
         end = min(max(end, 0), seqlen_k)
         return (first, end) if first < end and rows[0] < rows[1] else (0, 0)
 
+    # The whole mask as start, end [.., Sk] int64, both from 0 to Sq; end < start says as well that no row sees.
     def intervals(self, seqlens: Tuple[int, int], device: Any = None) -> Tuple[Tensor, Tensor]:
-        """The whole mask as start, end [.., Sk] int64, both from 0 to Sq; end < start says as well that no row sees."""
         seqlen_q, seqlen_k = seqlens
         given = self.key_intervals
         device = device if given is None else given[0].device
@@ -88,8 +88,8 @@ class Mask:
             end = torch.minimum(end, key + left + 1)
         return start.clamp(0, seqlen_q), end.clamp(0, seqlen_q)
 
+    # int64 [Sq], on the CPU: the keys that each row sees, summed over what intervals have of batch and heads.
     def rows_visible(self, seqlens: Tuple[int, int]) -> Tensor:
-        """int64 [Sq], on the CPU: the keys that each row sees, summed over what intervals have of batch and heads."""
         start, end = (two_axes(each).cpu() for each in self.intervals(seqlens))
         end = torch.maximum(start, end)
         steps = torch.zeros(seqlens[0] + 1, dtype=torch.int64)

@@ -67,23 +67,74 @@ class Layout:
 
     # ---- making --------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def contiguous(total: int, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
-        """Rank r has the r-th part. For full masks, windows and top-W masks: uniform work, and the fewest bytes."""
+    @classmethod
+    def contiguous(cls, total: int, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
+        """Rank r has the r-th part. For full masks, windows and top-W masks: uniform work, and the fewest bytes.
+
+        Args:
+            total: positions.
+            ranks: how many.
+            block: ranges begin at multiples of it. Default 256.
+
+        Returns:
+            The layout.
+
+        Raises:
+            ValueError: a number is too small.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.contiguous(1000, 2).ranges
+            (((0, 512),), ((512, 1000),))
+        """
         total, ranks, block = _counts(total, ranks, block)
         return Layout([[each] for each in _chunks(total, ranks, block)], block)
 
-    @staticmethod
-    def zigzag(total: int, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
-        """Of 2 ranks chunks, rank r has chunks r and 2 ranks - 1 - r: equal work under a causal mask."""
+    @classmethod
+    def zigzag(cls, total: int, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
+        """Of 2 * ranks chunks, rank r has chunks r and 2 * ranks - 1 - r: equal work under a causal mask.
+
+        Args:
+            total: positions.
+            ranks: how many.
+            block: ranges begin at multiples of it. Default 256.
+
+        Returns:
+            The layout.
+
+        Raises:
+            ValueError: a number is too small.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.zigzag(1024, 2).ranges
+            (((0, 256), (768, 1024)), ((256, 768),))
+        """
         total, ranks, block = _counts(total, ranks, block)
         chunks = _chunks(total, 2 * ranks, block)
         return Layout([[chunks[r], chunks[2 * ranks - 1 - r]] for r in range(ranks)], block)
 
-    @staticmethod
-    def documents(cu_seqlens: Any, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
-        """Documents of cu_seqlens [n + 1], each zigzag over all ranks; one shorter than 2 ranks blocks goes whole to
-        the rank with the fewest pairs of row and key so far."""
+    @classmethod
+    def documents(cls, cu_seqlens: Any, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
+        """Long documents lie zigzag over all ranks; one shorter than 2 * ranks blocks goes whole to the rank with the
+        fewest pairs of row and key so far.
+
+        Args:
+            cu_seqlens: [n + 1] integers that never fall: where documents begin, and the end.
+            ranks: how many.
+            block: ranges begin at multiples of it, counted from their document's start. Default 256.
+
+        Returns:
+            The layout.
+
+        Raises:
+            ValueError: offsets fall, or a number is too small.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.documents([0, 100, 250, 300], 2).ranges
+            (((100, 250),), ((0, 100), (250, 300)))
+        """
         offsets = _offsets(cu_seqlens)
         _, ranks, block = _counts(0, ranks, block)
         parts: List[List[Range]] = [[] for _ in range(ranks)]
@@ -104,8 +155,9 @@ class Layout:
         parts[-1] += outside  # rows of no document
         return Layout([sorted(part) for part in parts], block)
 
-    @staticmethod
+    @classmethod
     def balanced(
+        cls,
         masks: Sequence[Mask],
         ranks: int,
         weights: Optional[Sequence[float]] = None,
@@ -124,9 +176,22 @@ class Layout:
             masks: the masks of a model's layers; one Mask is a list of one.
             ranks: how many.
             weights: how often a model has each mask. Default 1 each.
-            total: positions. total_k: keys, default total.
-            block: rows that stay together.
-            tolerance: of the heaviest rank's work above the mean.
+            total: positions.
+            total_k: keys. Default None: as positions.
+            block: rows that stay together. Default 256.
+            tolerance: of the heaviest rank's work above the mean. Default 0.02.
+
+        Returns:
+            The layout.
+
+        Raises:
+            ValueError: there is no mask, or not one weight for each.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout, Mask
+            >>> layout = Layout.balanced([Mask(is_causal=True)], 2, total=4096)
+            >>> layout.imbalance(Mask(is_causal=True)) < 0.02
+            True
         """
         total, ranks, block = _counts(total, ranks, block)
         masks = [masks] if isinstance(masks, Mask) else list(masks)
@@ -137,17 +202,47 @@ class Layout:
         chunks = swap_search(masks, numbers, seqlens, ranks, block, tolerance)
         return Layout([[(c * block, min(total, (c + 1) * block)) for c in rank] for rank in chunks], block)
 
-    @staticmethod
-    def from_ranges(ranges: Iterable[Iterable[Range]], block: int = DEFAULT_BLOCK) -> Layout:
-        """The caller's own."""
+    @classmethod
+    def from_ranges(cls, ranges: Iterable[Iterable[Range]], block: int = DEFAULT_BLOCK) -> Layout:
+        """The caller's own.
+
+        Args:
+            ranges: for each rank, ranges (first, end) in the order of its rows.
+            block: what the caller made them of; nothing is checked. Default 256.
+
+        Returns:
+            The layout.
+
+        Raises:
+            ValueError: positions are missing or given twice.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.from_ranges([[(4, 8)], [(0, 4)]]).rows(0)
+            4
+        """
         return Layout(ranges, block)
 
-    @staticmethod
-    def from_index(index: Any, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
-        """Of a permutation [total] or [1, total]: row i of the shards, one behind the other, is position index[i].
+    @classmethod
+    def from_index(cls, index: Any, ranks: int, block: int = DEFAULT_BLOCK) -> Layout:
+        """Of a permutation: row i of the shards, one behind the other, is position index[i].
 
-        Shards are of equal length, as those of PyTorch's load balancers. Runs of consecutive positions have at least 16
-        rows each on average.
+        Args:
+            index: integers [total] or [1, total]. Runs of consecutive positions have at least 16 rows on average.
+            ranks: how many; shards are of equal length, as those of PyTorch's load balancers.
+            block: what the caller made it of; nothing is checked. Default 256.
+
+        Returns:
+            The layout.
+
+        Raises:
+            ValueError: index is no permutation, its runs are short, or ranks cannot share its rows equally.
+
+        Examples:
+            >>> import torch
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.from_index(torch.arange(64).roll(32), 2).ranges
+            (((32, 64),), ((0, 32),))
         """
         tensor = torch.as_tensor(index)
         if tensor.dim() == 2 and tensor.shape[0] == 1:
@@ -201,25 +296,92 @@ class Layout:
         return f"Layout({self.total} rows, {self.ranks} ranks, {sum(counts)} ranges, block={self.block})"
 
     def rows(self, rank: int) -> int:
-        """How many rows a rank has."""
+        """How many rows a rank has.
+
+        Args:
+            rank: which.
+
+        Returns:
+            The number.
+
+        Raises:
+            ValueError: there is no such rank.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.contiguous(1000, 2).rows(1)
+            488
+        """
         return size(self.ranges[self._rank(rank)])
 
     def sorted_ranges(self, rank: int) -> Ranges:
         return union(self.ranges[self._rank(rank)])
 
     def positions(self, rank: int, device: Any = None) -> Tensor:
-        """int64 [rows of the rank]: the global position of each, for rotary embeddings and losses."""
+        """The global position of each row of a rank, for rotary embeddings and losses.
+
+        Args:
+            rank: which.
+            device: where the tensor is made. Default None: PyTorch's.
+
+        Returns:
+            int64 [rows of the rank].
+
+        Raises:
+            ValueError: there is no such rank.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.zigzag(8, 2, block=2).positions(0)
+            tensor([0, 1, 6, 7])
+        """
         parts = [torch.arange(first, end, device=device) for first, end in self.ranges[self._rank(rank)]]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=device)
 
     def shard(self, x: Tensor, dim: int, rank: int) -> Tensor:
-        """A rank's rows of a whole tensor; a copy, unless they are one range."""
+        """A rank's rows of a whole tensor; a copy, unless they are one range.
+
+        Args:
+            x: the whole tensor.
+            dim: the axis of positions.
+            rank: which.
+
+        Returns:
+            The rows, in the shard's order. Gradients flow.
+
+        Raises:
+            ValueError: the axis has not the layout's extent, or there is no such rank.
+
+        Examples:
+            >>> import torch
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> Layout.zigzag(8, 2, block=2).shard(torch.arange(8), 0, 1)
+            tensor([2, 3, 4, 5])
+        """
         self._check_extent(x, dim, self.total)
         parts = [x.narrow(dim, first, end - first) for first, end in self.ranges[self._rank(rank)]]
         return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
 
     def join(self, parts: Sequence[Tensor], dim: int) -> Tensor:
-        """The whole tensor of every rank's shard."""
+        """The whole tensor of every rank's shard.
+
+        Args:
+            parts: the shards, by rank.
+            dim: the axis of positions.
+
+        Returns:
+            The whole. Gradients flow.
+
+        Raises:
+            ValueError: a shard has not its rank's rows.
+
+        Examples:
+            >>> import torch
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> layout, x = Layout.zigzag(8, 2, block=2), torch.arange(8)
+            >>> layout.join([layout.shard(x, 0, 0), layout.shard(x, 0, 1)], 0)
+            tensor([0, 1, 2, 3, 4, 5, 6, 7])
+        """
         whole: List[Tuple[int, Tensor]] = []
         if len(parts) != self.ranks:
             raise ValueError(f"there are {len(parts)} shards for {self.ranks} ranks")
@@ -233,7 +395,24 @@ class Layout:
         return torch.cat([part for _, part in whole], dim) if whole else parts[0].clone()
 
     def unshard(self, x: Tensor, dim: int, group: Any = None) -> Tensor:
-        """The whole tensor, on every rank, of the shards that ranks of a process group have. No gradient flows."""
+        """The whole tensor, on every rank, of the shards that ranks of a process group have. Collective.
+
+        Args:
+            x: this rank's shard.
+            dim: the axis of positions.
+            group: the process group. Default None: all ranks.
+
+        Returns:
+            The whole. No gradient flows.
+
+        Raises:
+            ValueError: the shard has not its rank's rows.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout
+            >>> def evaluate(layout, logits, group):  # [B, rows of this rank, n], on every rank
+            ...     return layout.unshard(logits, 1, group)
+        """
         from ._exchange import gather_rows
 
         rank = torch.distributed.get_rank(group)
@@ -243,23 +422,56 @@ class Layout:
         return self.join([each.movedim(0, dim) for each in gather_rows(moved, rows, group)], dim)
 
     def needed(self, mask: Mask, rank: int, layout_k: Optional[Layout] = None) -> Ranges:
-        """Keys that some row of the rank sees, its own among them; ranges of whole pages of 16."""
+        """Keys that some row of a rank sees.
+
+        Args:
+            mask: which keys rows see.
+            rank: which.
+            layout_k: where keys lie. Default None: as rows.
+
+        Returns:
+            Ranges (first, end), sorted; of masks with key intervals, whole pages of 16 keys.
+
+        Raises:
+            ValueError: there is no such rank.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout, Mask
+            >>> Layout.contiguous(4096, 2).needed(Mask(window_size=(512, 0)), 1)
+            [(1536, 4096)]
+        """
         keys = (layout_k or self).total
         return needed_keys([self.sorted_ranges(rank)], mask, (self.total, keys))[0]
 
+    # How many keys of others the rank needs.
     def fetched(self, mask: Mask, rank: int, layout_k: Optional[Layout] = None) -> int:
-        """How many keys of others the rank needs."""
         needed = self.needed(mask, rank, layout_k)
         return size(needed) - size(intersect(needed, (layout_k or self).sorted_ranges(rank)))
 
+    # Of each rank the visible pairs of row and key: its work.
     def visible(self, mask: Mask, seqlen_k: Optional[int] = None) -> List[int]:
-        """Of each rank the visible pairs of row and key: its work."""
         sums = torch.zeros(self.total + 1, dtype=torch.int64)
         sums[1:] = mask.rows_visible((self.total, self.total if seqlen_k is None else seqlen_k)).cumsum(0)
         return [sum(int(sums[end] - sums[first]) for first, end in rank) for rank in self.ranges]
 
     def imbalance(self, mask: Mask, seqlen_k: Optional[int] = None) -> float:
-        """The most work of a rank over the mean, less 1: 0 where all have the same."""
+        """The most work of a rank over the mean, less 1: 0 where all have the same.
+
+        Args:
+            mask: which keys rows see; work is counted in pairs of a row and a key that it sees.
+            seqlen_k: keys. Default None: as rows.
+
+        Returns:
+            A number from 0 on.
+
+        Raises:
+            Nothing: an empty mask gives 0.
+
+        Examples:
+            >>> from flash_dmattn.context_parallel import Layout, Mask
+            >>> round(Layout.contiguous(4096, 2).imbalance(Mask(is_causal=True)), 3)
+            0.5
+        """
         pairs = self.visible(mask, seqlen_k)
         return max(pairs) * len(pairs) / sum(pairs) - 1 if sum(pairs) else 0.0
 

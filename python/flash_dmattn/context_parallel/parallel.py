@@ -246,6 +246,10 @@ class ContextParallel:
         Raises:
             TypeError, ValueError, NotImplementedError: an argument is wrong, on this rank or another, or ranks differ.
             RemoteError: a peer failed, ended or was late. The ContextParallel takes no more calls then.
+
+        Examples:
+            >>> def attend(cp, q, k, v):  # on every rank
+            ...     return cp.flash_dmattn_func(q, k, v, is_causal=True, return_lse=True)
         """
         if others:
             refuse_keywords("flash_dmattn_func", others)
@@ -299,7 +303,7 @@ class ContextParallel:
             query: [total_q of this rank, H, D].
             key, value: [total_k of this rank, Hkv, D] and [total_k of this rank, Hkv, Dv].
             cu_seqlens_q, cu_seqlens_k: int32 [B + 1], of all ranks' rows, the same on every rank.
-            max_seqlen_q, max_seqlen_k: not needed.
+            max_seqlen_q, max_seqlen_k: not needed. Default None.
             key_intervals: (start, end), int32 [h, total_k] of all keys, rows counted from the start of each sequence.
             softmax_scale, is_causal, softcap, deterministic, window_size, prefix_lengths, sink, lse_without_sink,
                 return_lse, return_lse_low, scale, others: as in flash_dmattn_varlen_func, the same on every rank.
@@ -308,7 +312,12 @@ class ContextParallel:
             As flash_dmattn_varlen_func, of this rank's rows.
 
         Raises:
-            As flash_dmattn_func; masks and biases are refused.
+            TypeError, ValueError, NotImplementedError, RemoteError: as in flash_dmattn_func. Masks and biases are not
+                taken.
+
+        Examples:
+            >>> def attend(cp, q, k, v, cu_seqlens):  # on every rank; cu_seqlens counts the rows of all
+            ...     return cp.flash_dmattn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, is_causal=True)
         """
         for name in ("attn_mask", "attn_bias"):
             if others.pop(name, None) is not None:
@@ -348,11 +357,37 @@ class ContextParallel:
         return result[0]
 
     def positions(self, device: Any = None) -> Tensor:
-        """int64 [rows of this rank]: their global positions."""
+        """The global positions of this rank's rows.
+
+        Args:
+            device: where the tensor is made. Default None: PyTorch's.
+
+        Returns:
+            int64 [rows of this rank].
+
+        Raises:
+            Nothing: it is known.
+
+        Examples:
+            >>> def angles(cp, rates):  # of rotary embeddings
+            ...     return cp.positions(rates.device)[:, None] * rates
+        """
         return self.layout.positions(self.rank, device)
 
     def explain(self) -> Dict[str, Any]:
-        """Of the last call: its algorithm and why, and of each rank rows, keys fetched, and bytes received forward."""
+        """What the last call did.
+
+        Returns:
+            A dictionary: algorithm, why, sets (of KV heads), calls (of kernels a pass), bytes_received (by this rank in
+            the forward), and of each rank rows and keys_fetched.
+
+        Raises:
+            Nothing: before the first call it is empty.
+
+        Examples:
+            >>> def report(cp):
+            ...     return cp.explain()["algorithm"], cp.explain()["keys_fetched"]
+        """
         return dict(self._last)
 
     # ---- a call --------------------------------------------------------------------------------------------------
