@@ -96,7 +96,7 @@ def train(options: Any, device: torch.device) -> List[float]:
         total = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
         loss = total / options.seq  # the tokens of all ranks
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         optimizer.step()

@@ -18,7 +18,7 @@ from flash_dmattn.context_parallel import ContextParallel, Layout, Mask  # noqa:
 from flash_dmattn.context_parallel._exchange import make_table  # noqa: E402
 from flash_dmattn.context_parallel._ranges import intersect, size  # noqa: E402
 from flash_dmattn.context_parallel._visible import PAGE, all_keys, needed_keys  # noqa: E402
-from flash_dmattn.context_parallel.parallel import set_sizes  # noqa: E402
+from flash_dmattn.context_parallel._sets import set_sizes  # noqa: E402
 
 WORKER = pathlib.Path(__file__).with_name("context_parallel_worker.py")
 
@@ -227,8 +227,9 @@ def test_a_window_fetches_what_lies_ahead():
 def test_sets_of_heads():
     for heads in range(1, 40):
         for fewest in range(1, 12):
-            sizes = set_sizes(heads, fewest)
-            assert sum(sizes) == heads and 1 <= len(sizes) <= 4 and min(sizes) >= min(fewest, heads)
+            for most in range(1, 5):
+                sizes = set_sizes(heads, fewest, most)
+                assert sum(sizes) == heads and 1 <= len(sizes) <= most and min(sizes) >= min(fewest, heads)
 
 
 # ---- sums of gradients -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -50,12 +51,19 @@ class Problem:
         return {"attn_mask": self.mask_kinds, "attn_bias": self.bias_kinds}
 
     def agreed(self, chosen: Dict[str, str]) -> Problem:
-        return dataclasses.replace(self, mask_kinds=[chosen["attn_mask"]], bias_kinds=[chosen["attn_bias"]])
+        problem = dataclasses.replace(self, mask_kinds=[chosen["attn_mask"]], bias_kinds=[chosen["attn_bias"]])
+        problem.__dict__["text"] = self.text
+        return problem
 
     def needs_gradient(self) -> List[bool]:
         q, k, v, _, bias, *_, sink = self.operands
         enabled = torch.is_grad_enabled()
         return [enabled and each is not None and each.requires_grad for each in (q, k, v, bias, sink)]
+
+    @functools.cached_property
+    def text(self) -> str:
+        """fields(), to look kept things up by."""
+        return repr(self.fields())
 
     def fields(self) -> Dict[str, Any]:
         """What ranks must have alike, by the names of a sentence."""

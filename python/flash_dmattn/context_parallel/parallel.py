@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
 import threading
-import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -20,9 +18,11 @@ from ._agree import Agreement, Health
 from ._engine import Operands
 from ._exchange import Messages, Table, make_table
 from ._gather import KEYS, OF_ROWS, ROWS, Call, GatherAttention
+from ._kept import KeptMasks, checksum, sources_of
 from ._pieces import Piece, make_pieces
 from ._problem import Problem, mask_of, packed_mask, problem_of
 from ._ranges import Range, intersect, size
+from ._sets import choose_sets
 from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
 from ._visible import Mask, all_keys, hull, needed_keys
 from ._whole import WholeKernels
@@ -33,7 +33,6 @@ KEYS_MODES = ("auto", "needed", "all")
 # Problems whose routes are kept: a model has one or two masks.
 _MOST_ROUTES = 32
 _MOST_AGREED = 4096
-_MOST_MASKS = 7
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,34 +42,6 @@ class _Route:
     table: Table
     pieces: List[Piece]
     fetched: List[int]  # of each rank the keys of others that it gets
-
-
-class _Masks:
-    """Masks of the last calls, found again by the tensors that they were made of, while these live and are unchanged.
-
-    Layers of a model share them, and what follows from a mask takes longer to find than a layer to compute.
-    """
-
-    def __init__(self) -> None:
-        self.kept: List[Tuple[List[Any], Any, Mask]] = []
-
-    @staticmethod
-    def _state(tensor: Tensor) -> Tuple[int, int]:
-        return tensor._version, tensor.data_ptr()
-
-    def get(self, sources: Sequence[Optional[Tensor]], options: Any, make: Callable[[], Mask]) -> Mask:
-        given = [each for each in sources if each is not None]
-        if not given or any(each.is_inference() for each in given):
-            return make()
-        place = tuple(each is not None for each in sources)
-        for refs, known, mask in self.kept:
-            if known == (place, options) and len(refs) == len(given):
-                if all(ref() is each and state == self._state(each) for (ref, state), each in zip(refs, given)):
-                    return mask
-        mask = make()
-        self.kept = [each for each in self.kept if all(ref() is not None for ref, _ in each[0])][-_MOST_MASKS:]
-        self.kept.append(([(weakref.ref(each), self._state(each)) for each in given], (place, options), mask))
-        return mask
 
 
 class ContextParallel:
@@ -156,9 +127,10 @@ class ContextParallel:
         self._messages: Dict[torch.device, Messages] = {}
         self._routes: Dict[Any, _Route] = {}
         self._agreed: Dict[str, Dict[str, str]] = {}
-        self._masks = _Masks()
+        self._masks = KeptMasks()
         self._own_masks: Dict[Mask, Mask] = {}
-        self._planned: Dict[str, WholeKernels] = {}
+        self._planned: Dict[Any, WholeKernels] = {}
+        self._sets: Dict[Any, List[Range]] = {}
         self._last: Dict[str, Any] = {}
         self._agreement = Agreement(group, self.timeout, self._health)
         self._agreement.check(self._identity())
@@ -264,7 +236,7 @@ class ContextParallel:
             numbers: Any = settings
             given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
             mask = self._masks.get(
-                _sources(window_size, key_intervals, document_ids, prefix_lengths),
+                sources_of(window_size, key_intervals, document_ids, prefix_lengths),
                 settings,
                 lambda: mask_of(settings, given, key_intervals, document_ids, prefix_lengths, seqlens),
             )
@@ -344,7 +316,7 @@ class ContextParallel:
             given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
             offsets = cu_seqlens_q, cu_seqlens_k
             mask = self._masks.get(
-                _sources(window_size, key_intervals, None, prefix_lengths) + offsets,
+                sources_of(window_size, key_intervals, None, prefix_lengths) + offsets,
                 settings,
                 lambda: packed_mask(settings, given, key_intervals, prefix_lengths, offsets, seqlens),
             )
@@ -426,14 +398,14 @@ class ContextParallel:
         """Before bytes move. A rank whose arguments are wrong says so to all."""
         fields = {} if problem is None else problem.fields()
         choices = {} if problem is None else problem.choices()
-        text = repr((fields, choices))
+        text = "" if problem is None else f"{problem.text}{choices}"
         always = self.check_every_call
         if always is None:
             always = problem is None or not problem.operands.q.is_cuda
         chosen = self._agreed.get(text)
         if failed is not None or always or chosen is None:
             if problem is not None and self.check_every_call:
-                fields["values of key_intervals"] = _checksum(problem.mask)
+                fields = {**fields, "values of key_intervals": checksum(problem.mask)}
             chosen = self._agreement.check(fields, failed, choices)
             if len(self._agreed) < _MOST_AGREED:
                 self._agreed[text] = chosen
@@ -512,7 +484,7 @@ class ContextParallel:
         route = self._route(problem, layout, layout_k, rank)
         operands, messages = problem.operands, self._messages_on(problem.operands.q.device)
         fetched = route.fetched
-        sets = self._sets(problem, fetched, layout)
+        sets = self._sets_of(problem, fetched, layout)
         kinds = problem.mask_kind, problem.bias_kind
         kernels = self._kernels(problem, heads_ranks) if self.same_kernel else None
         call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, any(fetched), kernels)
@@ -529,31 +501,21 @@ class ContextParallel:
         }
         return [out, lse, low if bias is not None else None]
 
+    def _sets_of(self, problem: Problem, fetched: List[int], layout: Layout) -> List[Range]:
+        key = (problem.text, problem.bias_kind, tuple(fetched), layout.ranks)
+        if key not in self._sets:
+            if len(self._sets) >= _MOST_ROUTES:
+                self._sets.clear()
+            self._sets[key] = choose_sets(problem, fetched, layout, self.head_sets)
+        return self._sets[key]
+
     def _kernels(self, problem: Problem, heads_ranks: int) -> WholeKernels:
-        key = repr((problem.fields(), problem.mask_kind, problem.bias_kind, heads_ranks))
+        key = (problem.text, problem.mask_kind, problem.bias_kind, heads_ranks)
         if key not in self._planned:
             if len(self._planned) >= _MOST_ROUTES:
                 self._planned.clear()
             self._planned[key] = WholeKernels(problem, heads_ranks)
         return self._planned[key]
-
-    def _sets(self, problem: Problem, fetched: List[int], layout: Layout) -> List[Range]:
-        """Ranges of KV heads that travel together: few first, since nothing hides the first, and few last, whose
-        gradients travel alone."""
-        heads_kv = problem.operands.k.shape[2]
-        bias = problem.operands.bias
-        # The gradient of a bias that heads share is summed by one call, and rounded once.
-        shared = bias is not None and problem.bias_kind in OF_ROWS and bias.shape[1] == 1
-        if (shared and problem.needs_gradient()[3]) or not any(fetched):
-            sizes = [heads_kv]
-        elif self.head_sets is None:
-            sizes = set_sizes(heads_kv, _fewest_heads(problem, layout))
-        elif sum(self.head_sets) != heads_kv or min(self.head_sets, default=0) < 1:
-            raise ValueError(f"head_sets is {self.head_sets}; its numbers are from 1 on, and their sum is {heads_kv}")
-        else:
-            sizes = self.head_sets
-        edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-        return list(zip(edges, edges[1:]))
 
     @staticmethod
     def _scores_by_heads(scores: Optional[Tensor], kind: str, rows: Exchange, keys: Exchange) -> Optional[Tensor]:
@@ -592,7 +554,7 @@ class ContextParallel:
         if mask.key_intervals is None:
             return mask
         if mask not in self._own_masks:
-            if len(self._own_masks) > _MOST_MASKS:
+            if len(self._own_masks) >= _MOST_ROUTES:
                 self._own_masks.clear()
             three = (each.reshape(*[1] * (3 - each.dim()), *each.shape) for each in mask.key_intervals)
             pair: Any = tuple(own_heads(each, 1, exchange) for each in three)
@@ -600,41 +562,8 @@ class ContextParallel:
         return self._own_masks[mask]
 
 
-def _sources(window_size: Any, key_intervals: Any, document_ids: Any, prefix_lengths: Any) -> Tuple[Any, ...]:
-    """The tensors that a mask is made of; what is no tensor is refused where it is made."""
-    pair = tuple(key_intervals) if isinstance(key_intervals, (tuple, list)) and len(key_intervals) == 2 else (None, None)
-    tensors = (window_size, *pair, document_ids, prefix_lengths)
-    return tuple(each if isinstance(each, Tensor) else None for each in tensors)
-
-
 def _alone(layout: Layout) -> Layout:
     return Layout([[(0, layout.total)]], layout.block)
-
-
-# ---- sets of heads ---------------------------------------------------------------------------------------------------
-
-
-def set_sizes(heads_kv: int, fewest: int) -> List[int]:
-    """At most four sets; the first and last are the fewest heads that are worth a launch, those between the rest."""
-    fewest = max(1, fewest)
-    if heads_kv < 2 * fewest:
-        return [heads_kv]
-    if heads_kv < 3 * fewest:
-        return [fewest, heads_kv - fewest]
-    between = heads_kv - 2 * fewest
-    if between <= 3 * fewest:
-        return [fewest, between, fewest]
-    return [fewest, between // 2, between - between // 2, fewest]
-
-
-def _fewest_heads(problem: Problem, layout: Layout) -> int:
-    """KV heads whose blocks of 128 rows give every multiprocessor work, of the rank's longest range."""
-    q, k, *_ = problem.operands
-    if not q.is_cuda:
-        return 1
-    longest = max((end - first for rank in layout.ranges for first, end in rank), default=1)
-    blocks = max(1, -(-longest // 128)) * q.shape[0] * (q.shape[2] // k.shape[2])
-    return math.ceil(0.9 * torch.cuda.get_device_properties(q.device).multi_processor_count / blocks)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
@@ -667,10 +596,3 @@ def _groups(group_or_mesh: Any) -> Tuple[Any, Any, Any]:
         raise NotImplementedError("a mesh of two dimensions needs a PyTorch whose DeviceMesh can be flattened")
     heads, keys = mesh.get_group(0), mesh.get_group(1)
     return flat.get_group(), heads if mesh.size(0) > 1 else None, keys
-
-
-def _checksum(mask: Mask) -> Any:
-    if mask.key_intervals is None:
-        return None
-    weights = torch.arange(1, mask.key_intervals[0].numel() + 1, device=mask.key_intervals[0].device)
-    return [int((each.long().flatten() * weights).sum()) for each in mask.key_intervals]
