@@ -37,7 +37,7 @@ struct named_tensor {
     const char *name;
     const fdm_tensor *tensor;
     int32_t written;   /* 1: by the call */
-    uint32_t replaces; /* bit n: it may be the n-th tensor itself */
+    uint64_t replaces; /* bit n: it may be the n-th tensor itself */
 };
 /* An error that names both where a written one overlaps another, in another way than by being what it may replace. */
 fdm_status tensors_check_apart(const struct named_tensor *all, int32_t count);
