@@ -1,7 +1,7 @@
 """context_parallel_worker.py: one rank of test_context_parallel.py: random problems, whole and over the ranks.
 
 Usage: context_parallel_worker.py RANK RANKS MEETING problems SEED COUNT
-       context_parallel_worker.py RANK RANKS MEETING bits|differences|killed|late [WHERE]
+       context_parallel_worker.py RANK RANKS MEETING bits|reproducible|differences|killed|late [WHERE]
 """
 
 import os
@@ -286,6 +286,41 @@ def run_bits(rank, ranks):
                 assert torch.equal(have, layout.shard(one, 1, rank)), (number, algorithm, name, call, dtype)
 
 
+def run_reproducible(rank, ranks):
+    """Gradients of keys have the same bits on 1, 2 and 4 ranks."""
+    groups = [dist.new_group([r]) for r in range(ranks)]
+    if ranks == 4:
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group, few = groups[rank * len(groups) // ranks], ranks // len(groups)
+    calls = ({"is_causal": True}, {"is_causal": True, "window_size": (100, 0)}, {})
+    for number, call in enumerate(calls):
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(number)
+            q, k, v, dout = (torch.randn(1, 700, h, 16).to(dtype) for h in (4, 2, 2, 4))
+            bias = torch.randn(1, 2, 1, 700) if number == 0 else None
+            found = []
+            for count, members in ((ranks, None), (few, group)):
+                layout = Layout.zigzag(700, count, 32)
+                cp = ContextParallel(layout, members, reproducible_ranks=8, timeout=30)
+                mine = [layout.shard(each, 1, cp.rank).clone().requires_grad_() for each in (q, k, v)]
+                keys = None if bias is None else layout.shard(bias, 3, cp.rank).clone().requires_grad_()
+                out = cp.flash_dmattn_func(*mine, None, keys, deterministic=True, **call)
+                leaves = mine if keys is None else [*mine, keys]
+                grads = torch.autograd.grad(out, leaves, layout.shard(dout, 1, cp.rank))
+                parts = [out, *grads[:3]] + ([grads[3].movedim(3, 1)] if keys is not None else [])
+                found.append([layout.unshard(each, 1, members) for each in parts])
+            for name, one, other in zip(("out", "dq", "dk", "dv", "dbias"), *found):
+                assert torch.equal(one, other), (name, call, dtype, (one - other).abs().max())
+            whole = [each.clone().requires_grad_() for each in (q, k, v)]
+            wanted = torch.autograd.grad(flash_dmattn_func(*whole, None, bias, **call), whole, dout)
+            for name, one, other in zip(("dq", "dk", "dv"), found[0][1:], wanted):
+                close(one, other, dtype, name)
+    text = sentence_of(lambda: ContextParallel(Layout.contiguous(700, ranks), reproducible_ranks=8))
+    assert "must lie as Layout.zigzag has them" in text, text
+    text = sentence_of(lambda: ContextParallel(Layout.zigzag(700, ranks), reproducible_ranks=6))
+    assert "must be a power of two and a multiple of" in text, text
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -407,7 +442,10 @@ def main():
     rank, ranks = int(rank), int(ranks)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
-    modes = {"problems": run_problems, "bits": run_bits, "differences": run_differences, "killed": run_killed, "late": run_late}
+    modes = {
+        "problems": run_problems, "bits": run_bits, "reproducible": run_reproducible, "differences": run_differences,
+        "killed": run_killed, "late": run_late,
+    }  # fmt: skip
     modes[mode](rank, ranks, *others)
     dist.barrier()
     dist.destroy_process_group()

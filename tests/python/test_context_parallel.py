@@ -274,6 +274,11 @@ def test_bits_of_one_rank(tmp_path):
     run_ranks(tmp_path, 2, "bits")
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bits_of_fewer_ranks(tmp_path, ranks):
+    run_ranks(tmp_path, ranks, "reproducible")
+
+
 def test_ranks_that_differ_all_say_so(tmp_path):
     run_ranks(tmp_path, 3, "differences")
 

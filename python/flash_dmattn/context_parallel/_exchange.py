@@ -247,21 +247,39 @@ class Return:
         self.kept = sends
         self.works = messages.start(sends, self.parts, buffer)
 
-    def finish(self) -> Tensor:
-        """Sums [rows of the shard, ..]."""
+    def finish(self, by_tree: bool = False) -> Tensor:
+        """Sums [rows of the shard, ..]; by_tree: by a balanced binary tree over ranks, which are a power of two."""
         self.messages.finish(self.works)
-        total = self.buffer.new_zeros((self.table.rows, *self.buffer.shape[1:]))
-        own = self.table.own
-        for route in sorted((*self.table.sends, own), key=lambda each: each.peer):
-            if route is not own:
-                route.owned.add(self.parts[route.peer], total)
-            elif own.pairs and own.owned.are_few:
-                for (a, b), (c, d) in own.pairs:
-                    total[a:b] += self.buffer[c:d]
-            elif own.pairs:
-                own.owned.add(self.buffer.index_select(0, own.read.numbers(total.device)), total)
         self.kept = {}
+        if by_tree:
+            return self._subtree(0, self.messages.ranks)
+        total = self._zeros()
+        for route in sorted((*self.table.sends, self.table.own), key=lambda each: each.peer):
+            self._add(route, total)
         return total
+
+    def _zeros(self) -> Tensor:
+        return self.buffer.new_zeros((self.table.rows, *self.buffer.shape[1:]))
+
+    def _subtree(self, first: int, end: int) -> Tensor:
+        if end - first > 1:
+            middle = (first + end) // 2
+            return self._subtree(first, middle).add_(self._subtree(middle, end))
+        total = self._zeros()
+        for route in (*self.table.sends, self.table.own):
+            if route.peer == first:
+                self._add(route, total)
+        return total
+
+    def _add(self, route: Route, total: Tensor) -> None:
+        """A rank's part."""
+        if route is not self.table.own:
+            route.owned.add(self.parts[route.peer], total)
+        elif route.owned.are_few:
+            for (a, b), (c, d) in route.pairs:
+                total[a:b] += self.buffer[c:d]
+        else:
+            route.owned.add(self.buffer.index_select(0, route.read.numbers(total.device)), total)
 
 
 def gather_rows(x: Tensor, rows: Sequence[int], group: Any) -> List[Tensor]:

@@ -6,7 +6,7 @@ A rank has every key that its rows see, so that each row is finished by one call
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -36,13 +36,14 @@ class Call:
     mask_kind: str
     bias_kind: str
     exchanges: bool  # whether any rank needs keys of another
+    leaves: Optional[Sequence[Sequence[Piece]]] = None  # the pieces, in the order of a tree by which parts are added
     kernels: Any = None  # WholeKernels, or None: each call's plan is free
 
     @property
     def is_direct(self) -> bool:
         """Whether one call has all keys of the rank, and nobody else has any use for them."""
         table, pieces = self.table, self.pieces
-        return not self.exchanges and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
+        return self.leaves is None and not self.exchanges and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
@@ -233,6 +234,11 @@ class _Parts:
             like = keys.rows(name) if name != "kv" else keys.buffers[name]
             self.buffers[name] = torch.zeros(like.shape, dtype=_wide(like.dtype), device=like.device)
 
+    def add(self, later: _Parts) -> _Parts:
+        for name, buffer in self.buffers.items():
+            buffer += later.buffers[name]
+        return self
+
     def view(self, name: str, piece: Piece) -> Tensor:
         """In the shape of the operand."""
         part = _part_of(self.buffers, name, self.head_dim)[piece.keys[0] : piece.keys[1]]
@@ -254,7 +260,7 @@ class _Gradients:
                 dtype = tensor.dtype if kind in OF_ROWS else _wide(tensor.dtype)
                 self.of[name] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
         # CUDA kernels write dk and dv in the dtype of k and v, and are added here.
-        self.adds = not operands.q.is_cuda and not call.is_direct
+        self.adds = not operands.q.is_cuda and not call.is_direct and call.leaves is None
         self.traveling = [name for name in ("k", "v") if needs[name] and not call.is_direct]
         self.traveling += ["bias"] if needs["bias"] and call.bias_kind == KEYS else []
 
@@ -316,11 +322,22 @@ class _Returning:
     """A set's parts on their way to the keys' owners."""
 
     def __init__(self, call: Call, heads: Range, parts: _Parts) -> None:
-        self.heads = heads
+        self.heads, self.by_tree = heads, call.leaves is not None
         self.back = {name: Return(call.messages, call.table, buffer) for name, buffer in parts.buffers.items()}
 
     def finish(self, gradients: _Gradients) -> None:
-        gradients.take(self.heads, {name: back.finish() for name, back in self.back.items()})
+        gradients.take(self.heads, {name: back.finish(self.by_tree) for name, back in self.back.items()})
+
+
+def _sum_of_tree(leaves: Sequence[Sequence[Piece]], computed: Callable[[Sequence[Piece]], _Parts]) -> _Parts:
+    """By a balanced binary tree over a power of two leaves, with as many parts at a time as it is deep."""
+    stack: List[Tuple[int, _Parts]] = []
+    for leaf in leaves:
+        level, parts = 0, computed(leaf)
+        while stack and stack[-1][0] == level:
+            level, parts = level + 1, stack.pop()[1].add(parts)
+        stack.append((level, parts))
+    return stack[-1][1]
 
 
 def _with_wide_bias(call: Call, operands: Operands, needs: Dict[str, bool]) -> Operands:
@@ -345,9 +362,14 @@ def backward(
     returning: Optional[_Returning] = None
     for keys in _all_keys(call, operands):
         current = _Set(call, operands, keys)
-        parts = _Parts(keys, gradients.traveling)
-        for piece in call.pieces:
-            _backward_of_piece(current, parts, piece, gradients, results, flowing)
+
+        def computed(pieces: Sequence[Piece], current: _Set = current, keys: _Keys = keys) -> _Parts:
+            parts = _Parts(keys, gradients.traveling)
+            for piece in pieces:
+                _backward_of_piece(current, parts, piece, gradients, results, flowing)
+            return parts
+
+        parts = computed(call.pieces) if call.leaves is None else _sum_of_tree(call.leaves, computed)
         if gradients.traveling:
             before, returning = returning, _Returning(call, keys.heads, parts)
             if before is not None:

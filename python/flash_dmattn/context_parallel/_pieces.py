@@ -107,6 +107,14 @@ def _folded(mask: Mask, seqlens: Tuple[int, int], needed: Ranges, rows: List[Ran
     return Piece(local, (0, size(needed)), hull, False, -1, -1, pair[0], pair[1])
 
 
+def make_leaves(
+    ranges: Sequence[Range], leaves: Sequence[Sequence[Range]], mask: Mask, seqlens: Tuple[int, int], needed: Ranges
+) -> List[List[Piece]]:
+    """The calls of each leaf, which are the same whichever rank has its ranges; needed keys are one range."""
+    spans, shard = _Spans(mask, seqlens, needed), Places(ranges)
+    return [[spans.piece(each, shard.of(each)[0]) for each in leaf if each[0] < each[1]] for leaf in leaves]
+
+
 def make_pieces(
     ranges: Sequence[Range], mask: Mask, seqlens: Tuple[int, int], needed: Ranges, device: torch.device
 ) -> List[Piece]:

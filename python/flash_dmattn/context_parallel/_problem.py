@@ -47,6 +47,11 @@ class Problem:
     def bias_kind(self) -> str:
         return self.bias_kinds[0]
 
+    @property
+    def has_columns(self) -> bool:
+        """Whether a mask or bias has a column for every key, so that needed keys are to be one range of them."""
+        return ROWS in (self.mask_kind, self.bias_kind)
+
     def choices(self) -> Dict[str, List[str]]:
         return {"attn_mask": self.mask_kinds, "attn_bias": self.bias_kinds}
 

@@ -274,6 +274,13 @@ class Layout:
             )
         return Layout(parts, block)
 
+    # Of a zigzag layout of fewer ranks, the pairs of ranges that each of `leaves` ranks would have; None: it is another.
+    def leaves(self, rank: int, leaves: int) -> Optional[List[List[Range]]]:
+        if self != Layout.zigzag(self.total, self.ranks, self.block):
+            return None
+        chunks, share = _chunks(self.total, 2 * leaves, self.block), leaves // self.ranks
+        return [[chunks[leaf], chunks[2 * leaves - 1 - leaf]] for leaf in range(rank * share, (rank + 1) * share)]
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     @property

@@ -11,17 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._arguments import NO_WINDOW, flag_of, num_results_of, refuse_keywords, said, settings_of
+from .._arguments import NO_WINDOW, at_least, flag_of, num_results_of, refuse_keywords, said, settings_of
 from .._fields import SETTING
 from .._operators import refuse_transforms
 from ._agree import Agreement, Health
 from ._engine import Operands
 from ._exchange import Messages, Table, make_table
 from ._gather import KEYS, OF_ROWS, ROWS, Call, GatherAttention
+from ._groups import groups_of
 from ._kept import KeptMasks, checksum, sources_of
-from ._pieces import Piece, make_pieces
+from ._pieces import Piece, make_leaves, make_pieces
 from ._problem import Problem, mask_of, packed_mask, problem_of
-from ._ranges import Range, intersect, size
+from ._ranges import Range, Ranges, intersect, size
 from ._sets import choose_sets
 from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
 from ._visible import Mask, all_keys, hull, needed_keys
@@ -42,6 +43,7 @@ class _Route:
     table: Table
     pieces: List[Piece]
     fetched: List[int]  # of each rank the keys of others that it gets
+    leaves: Optional[List[List[Piece]]]  # the pieces, where parts are added by a tree
 
 
 class ContextParallel:
@@ -64,7 +66,9 @@ class ContextParallel:
             "needed", but from the first to the last of them where a mask or bias has rows. Key intervals on a CUDA
             device make "needed" wait for the device once a call.
         layout_k: where keys lie; default as rows.
-        reproducible_ranks: None; other values are refused in this version.
+        reproducible_ranks: a power of two M: gradients of key and value have the same bits on 1, 2, 4, .. M ranks, where
+            the kernels are deterministic. Layouts are zigzag, with one block for all; rows are computed as on M ranks.
+            Default None.
         timeout: seconds, after which a call of a late or dead peer raises RemoteError; default the group's own. With
             NCCL it covers the agreement of ranks, and the process group's watchdog covers the rest.
         check_every_call: whether ranks agree on every call what they are about to do, or only when a rank meets a kind
@@ -103,10 +107,6 @@ class ContextParallel:
     ) -> None:
         _one_of(algorithm, ALGORITHMS, "algorithm")
         _one_of(keys, KEYS_MODES, "keys")
-        if reproducible_ranks is not None:
-            raise NotImplementedError(
-                f"reproducible_ranks is {said(reproducible_ranks)}; this version has no sums by a tree over ranks"
-            )
         for each, name in ((layout, "layout"), (layout_k or layout, "layout_k")):
             if not isinstance(each, Layout):
                 raise TypeError(f"{name} is {said(each)}; it must be a Layout")
@@ -115,7 +115,7 @@ class ContextParallel:
         self.timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
         self.check_every_call = check_every_call
         self.same_kernel = flag_of(same_kernel, "same_kernel")
-        group, self._heads_group, self._keys_group = _groups(group_or_mesh)
+        group, self._heads_group, self._keys_group = groups_of(group_or_mesh)
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.ranks != layout.ranks or self.ranks != self.layout_k.ranks:
@@ -123,6 +123,7 @@ class ContextParallel:
                 f"the layout has {layout.ranks} ranks (that of keys {self.layout_k.ranks}), but the group has {self.ranks}"
             )
         self._health = Health(self.rank)
+        self.reproducible_ranks = self._checked_leaves(reproducible_ranks)
         self._lock = threading.Lock()
         self._messages: Dict[torch.device, Messages] = {}
         self._routes: Dict[Any, _Route] = {}
@@ -148,6 +149,7 @@ class ContextParallel:
             "head_sets": self.head_sets,
             "check_every_call": self.check_every_call,
             "same_kernel": self.same_kernel,
+            "reproducible_ranks": self.reproducible_ranks,
         }
 
     def _sublayouts(self) -> None:
@@ -169,6 +171,18 @@ class ContextParallel:
         self._heads_rows, self._heads_keys = (
             self._exchange(self._heads_group, row, within(layout, members[column])) for layout in (self.layout, self.layout_k)
         )
+
+    def _checked_leaves(self, leaves: Optional[int]) -> Optional[int]:
+        if leaves is None:
+            return None
+        leaves = at_least(1, leaves, "reproducible_ranks")
+        if leaves & (leaves - 1) or leaves % self.ranks:
+            raise ValueError(f"reproducible_ranks is {leaves}; it must be a power of two and a multiple of {self.ranks}")
+        if self.layout.leaves(self.rank, leaves) is None or self.layout_k != self.layout:
+            raise ValueError("reproducible_ranks is given; rows and keys must lie as Layout.zigzag has them then")
+        if self.algorithm == "ulysses" or self._heads_group is not None:
+            raise ValueError("reproducible_ranks is given beside ulysses, which has one rank's bits without it")
+        return leaves
 
     def _exchange(self, group: Any, rank: int, layout: Layout) -> Exchange:
         return Exchange(group, rank, layout, self._health, self.timeout)
@@ -431,6 +445,8 @@ class ContextParallel:
         """The algorithm, and why; alike on every rank."""
         if self._num_heads_ranks > 1:
             return "ulysses and gather", "the mesh has two dimensions"
+        if self.reproducible_ranks:
+            return "gather", "sums are those of a tree over ranks"
         if self.algorithm != "auto":
             return self.algorithm, f"{self.algorithm} was asked for"
         _, k, v, *_ = problem.operands
@@ -445,32 +461,34 @@ class ContextParallel:
 
     def _route(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> _Route:
         mask, seqlens, device = problem.mask, problem.seqlens, problem.operands.q.device
-        has_rows = self._wants_hull(problem)
+        has_rows = problem.has_columns
         which: Any = mask if mask.key_intervals is not None else (mask.is_causal, tuple(mask.window_size))
         key = (which, has_rows, device, layout.digest)
         if key in self._routes:
             return self._routes[key]
         rows_of = [layout.sorted_ranges(each) for each in range(layout.ranks)]
         needed = all_keys(rows_of, seqlens) if self.keys == "all" else needed_keys(rows_of, mask, seqlens)
-        if has_rows:
+        if has_rows or self.reproducible_ranks:
             needed = [hull(each) for each in needed]
         table = make_table(layout_k.ranges, needed, rank)
-        pieces = make_pieces(layout.ranges[rank], mask, seqlens, needed[rank], device)
+        leaves = self._leaves(mask, seqlens, needed[rank])
+        if leaves is None:
+            pieces = make_pieces(layout.ranges[rank], mask, seqlens, needed[rank], device)
+        else:
+            pieces = [piece for leaf in leaves for piece in leaf]
         fetched = [size(each) - size(intersect(each, sorted(own))) for each, own in zip(needed, layout_k.ranges)]
-        route = _Route(table, pieces, fetched)
+        route = _Route(table, pieces, fetched, leaves)
         if len(self._routes) >= _MOST_ROUTES:
             self._routes.clear()
         self._routes[key] = route
         return route
 
-    @staticmethod
-    def _wants_hull(problem: Problem) -> bool:
-        """Whether columns of a mask or bias are to be one range."""
-        mask, bias = problem.operands.mask, problem.operands.bias
-        return any(
-            kind == ROWS and each is not None
-            for each, kind in ((mask, problem.mask_kind), (bias, problem.bias_kind))
-        )
+    def _leaves(self, mask: Mask, seqlens: Tuple[int, int], needed: Ranges) -> Optional[List[List[Piece]]]:
+        if self.reproducible_ranks is None:
+            return None
+        leaves = self.layout.leaves(self.rank, self.reproducible_ranks)
+        assert leaves is not None
+        return make_leaves(self.layout.ranges[self.rank], leaves, mask, seqlens, needed)
 
     # ---- algorithms ----------------------------------------------------------------------------------------------
 
@@ -487,7 +505,7 @@ class ContextParallel:
         sets = self._sets_of(problem, fetched, layout)
         kinds = problem.mask_kind, problem.bias_kind
         kernels = self._kernels(problem, heads_ranks) if self.same_kernel else None
-        call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, any(fetched), kernels)
+        call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, any(fetched), route.leaves, kernels)
         q, k, v, mask, bias, *_, sink = operands
         attend: Any = GatherAttention
         before = messages.bytes_received
@@ -578,21 +596,3 @@ def _num_results(return_lse: Any, return_lse_low: Any, return_attn_probs: Any) -
     if flag_of(return_attn_probs, "return_attn_probs"):
         raise NotImplementedError("return_attn_probs is not offered over several ranks")
     return num_results_of(flag_of(return_lse, "return_lse"), flag_of(return_lse_low, "return_lse_low"), False)
-
-
-def _groups(group_or_mesh: Any) -> Tuple[Any, Any, Any]:
-    """The group of all ranks, that of heads or None, that of keys or None."""
-    dimensions = getattr(group_or_mesh, "ndim", None)
-    if dimensions is None:
-        group = dist.group.WORLD if group_or_mesh is None else group_or_mesh
-        return group, None, group
-    mesh = group_or_mesh
-    if dimensions == 1:
-        return mesh.get_group(), None, mesh.get_group()
-    if dimensions != 2:
-        raise ValueError(f"the mesh has {dimensions} dimensions; it has one, or two: heads, then keys")
-    flat = mesh._flatten() if hasattr(mesh, "_flatten") else None
-    if flat is None:
-        raise NotImplementedError("a mesh of two dimensions needs a PyTorch whose DeviceMesh can be flattened")
-    heads, keys = mesh.get_group(0), mesh.get_group(1)
-    return flat.get_group(), heads if mesh.size(0) > 1 else None, keys
