@@ -380,6 +380,13 @@ def run_differences(rank, ranks):
     assert "value is 3" in text, text
     out = cp.flash_dmattn_func(q, k, v, is_causal=True)
     out.sum().backward()
+    first = torch.autograd.grad(cp.flash_dmattn_func(q, k, v).sum(), q, create_graph=True)[0]
+    text = sentence_of(lambda: first.sum().backward(), RuntimeError)
+    assert "no second derivative" in text, text
+    text = sentence_of(lambda: torch.func.vmap(lambda x: cp.flash_dmattn_func(x, k, v))(q[None]), RuntimeError)
+    assert "cannot run under vmap" in text, text
+    compiled = torch.compile(lambda x: cp.flash_dmattn_func(2 * x, k, v, is_causal=True).sin(), backend="eager")
+    assert torch.allclose(compiled(q), cp.flash_dmattn_func(2 * q, k, v, is_causal=True).sin())
     checked = ContextParallel(layout, check_every_call=True, timeout=20)
     intervals = (torch.zeros(1, 1, 96, dtype=torch.int32), torch.full((1, 1, 96), 96 - last, dtype=torch.int32))
     text = sentence_of(lambda: checked.flash_dmattn_func(q, k, v, key_intervals=intervals))

@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .._torch import _OnceDifferentiable
 from . import _engine
 from ._engine import Operands, Settings, heads_of
 from ._exchange import Fetch, Messages, Return, Table
@@ -419,12 +419,16 @@ class GatherAttention(torch.autograd.Function):
         return out, lse, low
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], _: Any) -> Any:
         *given, out, lse, lse_low = ctx.saved_tensors
         needs = dict(zip(_engine.GRADIENTS, ctx.needs_input_grad[2:]))
         if not any(needs.values()):
             return (None,) * 7
-        dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
-        grads = backward(ctx.call, Operands(*given), (out, lse, lse_low), (dout, dlse), needs)
-        return (None, None, *grads)
+        with torch.no_grad():
+            above = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
+            grads = backward(ctx.call, Operands(*given), (out, lse, lse_low), (above, dlse), needs)
+        if not torch.is_grad_enabled():
+            return (None, None, *grads)
+        mark: Any = _OnceDifferentiable
+        sources = [each for each in (*given, dout, dlse) if each is not None]
+        return (None, None, *mark.apply(len(grads), *grads, *sources))

@@ -428,11 +428,10 @@ class ContextParallel:
 
     def _attend(self, problem: Problem, num_results: int) -> Any:
         algorithm, why = self._choose(problem)
-        results = self._by_keys(problem) if algorithm == "gather" else self._by_heads(problem)
+        by_keys = self.layout, self.layout_k, self.rank, 1
+        results = self._gathered(problem, *by_keys) if algorithm == "gather" else self._by_heads(problem)
         self._last.update(algorithm=algorithm, why=why)
-        if num_results == 1:
-            return results[0]
-        return tuple(results[:num_results])
+        return results[0] if num_results == 1 else tuple(results[:num_results])
 
     def _messages_on(self, device: torch.device) -> Messages:
         if device not in self._messages:
@@ -491,9 +490,6 @@ class ContextParallel:
         return make_leaves(self.layout.ranges[self.rank], leaves, mask, seqlens, needed)
 
     # ---- algorithms ----------------------------------------------------------------------------------------------
-
-    def _by_keys(self, problem: Problem) -> List[Any]:
-        return self._gathered(problem, self.layout, self.layout_k, self.rank, 1)
 
     def _gathered(
         self, problem: Problem, layout: Layout, layout_k: Layout, rank: int, heads_ranks: int
@@ -578,6 +574,11 @@ class ContextParallel:
             pair: Any = tuple(own_heads(each, 1, exchange) for each in three)
             self._own_masks[mask] = dataclasses.replace(mask, key_intervals=pair)
         return self._own_masks[mask]
+
+
+# torch.compiler.disable, which would import the compiler: a graph ends here.
+for _each in (ContextParallel.flash_dmattn_func, ContextParallel.flash_dmattn_varlen_func):
+    setattr(_each, "_torchdynamo_disable", True)
 
 
 def _alone(layout: Layout) -> Layout:
