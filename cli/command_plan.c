@@ -362,7 +362,8 @@ struct predicted {
 };
 
 static int compare_predicted(const void *a, const void *b) {
-    const fdm_prediction *x = &((const struct predicted *)a)->prediction, *y = &((const struct predicted *)b)->prediction;
+    const fdm_prediction *x = &((const struct predicted *)a)->prediction,
+                         *y = &((const struct predicted *)b)->prediction;
     const double p = x->seconds > 0 ? x->seconds : HUGE_VAL, q = y->seconds > 0 ? y->seconds : HUGE_VAL;
     return (p > q) - (p < q);
 }
@@ -375,12 +376,14 @@ static int32_t list_predicted(const fdm_device *device, const struct request *r,
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
         for (int32_t n = 0; count < VARIANTS_MAX; n++) {
             struct predicted *p = &all[count];
-            *p = (struct predicted){.plan.struct_bytes = sizeof p->plan, .prediction.struct_bytes = sizeof p->prediction};
+            *p = (struct predicted){.plan.struct_bytes = sizeof p->plan,
+                                    .prediction.struct_bytes = sizeof p->prediction};
             if (fdm_plan_variant(device, &r->problem, kernel.name, n, &p->plan))
                 break;
             if (fdm_plan_predict(device, &p->plan, r->topk, &p->prediction))
                 continue;
-            p->is_rule = !status && strcmp(p->plan.kernel, rule.kernel) == 0 && strcmp(p->plan.choice, rule.choice) == 0;
+            p->is_rule =
+                !status && strcmp(p->plan.kernel, rule.kernel) == 0 && strcmp(p->plan.choice, rule.choice) == 0;
             count++;
         }
     qsort(all, (size_t)count, sizeof *all, compare_predicted);
@@ -425,7 +428,8 @@ static int print_predicted(const fdm_device *device, const struct request *r) {
         puts("");
     }
     release(all);
-    return count ? EXIT_FINE : complain(EXIT_WRONG, "no kernel whose time is predicted takes this problem on %s", device->name);
+    return count ? EXIT_FINE
+                 : complain(EXIT_WRONG, "no kernel whose time is predicted takes this problem on %s", device->name);
 }
 
 /* -1: go on with the request; else the command's exit code. */

@@ -48,20 +48,29 @@ struct tune {
     int wrong, failed;
 };
 
-enum { OPT_FROM = 256, OPT_DEVICE, OPT_SECONDS, OPT_VARIANTS, OPT_EXHAUSTIVE, OPT_ROUNDS, OPT_COMPILE, OPT_JSON, OPT_NO_KEEP, OPT_LIST, OPT_FORGET, OPT_EXPORT, OPT_IMPORT };
-static const struct option options[] = {{"from", required_argument, 0, OPT_FROM},
-                                        {"device", required_argument, 0, OPT_DEVICE},
-                                        {"seconds", required_argument, 0, OPT_SECONDS},
-                                        {"variants-max", required_argument, 0, OPT_VARIANTS},
-                                        {"exhaustive", no_argument, 0, OPT_EXHAUSTIVE},
-                                        {"rounds", required_argument, 0, OPT_ROUNDS},
-                                        {"compile-only", no_argument, 0, OPT_COMPILE},
-                                        {"json", no_argument, 0, OPT_JSON},
-                                        {"no-keep", no_argument, 0, OPT_NO_KEEP},
-                                        {"list", no_argument, 0, OPT_LIST},
-                                        {"forget", no_argument, 0, OPT_FORGET},
-                                        {"export", required_argument, 0, OPT_EXPORT},
-                                        {"import", required_argument, 0, OPT_IMPORT}};
+enum {
+    OPT_FROM = 256,
+    OPT_DEVICE,
+    OPT_SECONDS,
+    OPT_VARIANTS,
+    OPT_EXHAUSTIVE,
+    OPT_ROUNDS,
+    OPT_COMPILE,
+    OPT_JSON,
+    OPT_NO_KEEP,
+    OPT_LIST,
+    OPT_FORGET,
+    OPT_EXPORT,
+    OPT_IMPORT
+};
+static const struct option options[] = {
+    {"from", required_argument, 0, OPT_FROM},       {"device", required_argument, 0, OPT_DEVICE},
+    {"seconds", required_argument, 0, OPT_SECONDS}, {"variants-max", required_argument, 0, OPT_VARIANTS},
+    {"exhaustive", no_argument, 0, OPT_EXHAUSTIVE}, {"rounds", required_argument, 0, OPT_ROUNDS},
+    {"compile-only", no_argument, 0, OPT_COMPILE},  {"json", no_argument, 0, OPT_JSON},
+    {"no-keep", no_argument, 0, OPT_NO_KEEP},       {"list", no_argument, 0, OPT_LIST},
+    {"forget", no_argument, 0, OPT_FORGET},         {"export", required_argument, 0, OPT_EXPORT},
+    {"import", required_argument, 0, OPT_IMPORT}};
 enum { NUM_OPTIONS = sizeof options / sizeof options[0] };
 
 static int set_option(struct tune *t, int option, const char *text) {

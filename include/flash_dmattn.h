@@ -501,14 +501,15 @@ FDM_API fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem 
  * (docs/tuning.md); nothing is run, and the device need not be present. */
 enum { FDM_PREDICTION_FEATURES = 8 };
 typedef struct fdm_prediction {
-    uint32_t struct_bytes; /* sizeof(fdm_prediction) */
-    int32_t num_samples;   /* problems that the constants of this way were fitted to */
-    double seconds;        /* 0: the model has no constants for it */
-    double residual;       /* root mean square of predicted / measured - 1 over those problems */
+    uint32_t struct_bytes;                    /* sizeof(fdm_prediction) */
+    int32_t num_samples;                      /* problems that the constants of this way were fitted to */
+    double seconds;                           /* 0: the model has no constants for it */
+    double residual;                          /* root mean square of predicted / measured - 1 over those problems */
     double features[FDM_PREDICTION_FEATURES]; /* what the constants multiply */
     char name[128];                           /* of the constants */
 } fdm_prediction;
-/* window: W of key intervals, those of a top-W; 0 = an eighth of the keys. FDM_ERROR_UNSUPPORTED for plans of the CPU. */
+/* window: W of key intervals, those of a top-W; 0 = an eighth of the keys. FDM_ERROR_UNSUPPORTED for plans of the
+ * CPU. */
 FDM_API fdm_status fdm_plan_predict(const fdm_device *device, const fdm_plan *plan, int64_t window,
                                     fdm_prediction *prediction);
 /* One object of JSON. Writes at most size bytes with the final 0; *needed is the size that holds all. buffer may be

@@ -25,14 +25,14 @@ KERNELS = re.compile(r"^src/families/cpu/(isa/.*|tile\w*\.h|vector_ops\.h)$")
 CUDA = {".cu", ".cuh"}
 CUDA_FILE_LINES = 700
 LONG_FILES = {
-    "include/flash_dmattn.h": 920,  # the manual of every entry: most of it is comments
+    "include/flash_dmattn.h": 1060,  # the manual of every entry: most of it is comments
 }
 METHOD = " " * 4  # where methods of a struct begin
 STRUCT = re.compile(r"(?:typedef )?struct\b[^()]*$")
 ATTRIBUTE = re.compile(r"__(?:launch_bounds|cluster_dims)__\([^()]*\)")
 ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
-# The profile line and the log line, which the user asks for through the environment.
-PRINTS = {"src/attention.c": 2, "src/cuda/cache_folder.c": 1}
+# The profile line and lines of the log, which the user asks for through the environment.
+PRINTS = {"src/attention.c": 2, "src/cuda/cache_folder.c": 1, "src/tuner/first_use.c": 2, "src/tuning/store.c": 1}
 PRINT = re.compile(r"\b(?:printf|fprintf|vprintf|vfprintf|puts|fputs|putchar|perror)\s*\(")
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

@@ -23,7 +23,7 @@ class TunedWay:
         why: what was wrong or failed; "" otherwise.
 
     Raises:
-        Nothing.
+        Nothing: any values are taken.
 
     Examples:
         >>> from flash_dmattn import TunedWay

@@ -9,8 +9,8 @@ enum { ROWS_MAX = 256 };
 static PyObject *row_of(const fdm_tune_row *row) {
     static const char *const states[] = {"timed", "not timed", "wrong", "failed"};
     PyObject *seconds = row->num_samples ? PyFloat_FromDouble(row->seconds) : Py_NewRef(Py_None);
-    return Py_BuildValue("(sssNNs)", row->kernel, row->choice, states[row->state], PyBool_FromLong(row->is_rule), seconds,
-                         row->why);
+    return Py_BuildValue("(sssNNs)", row->kernel, row->choice, states[row->state], PyBool_FromLong(row->is_rule),
+                         seconds, row->why);
 }
 
 static PyObject *result_of(const fdm_tune_row *rows, const fdm_tune_result *result) {

@@ -125,8 +125,7 @@ static int compare_ages(const void *a, const void *b) {
 /* The temporary file of a process that has had time enough. */
 static int is_left_over(const struct system_walk *walk, const char *suffix) {
     enum { SECONDS = 3600 };
-    return strcmp(strstr(walk->name, suffix), suffix) != 0 &&
-           walk->facts.changed / 1000000000 + SECONDS < time(NULL);
+    return strcmp(strstr(walk->name, suffix), suffix) != 0 && walk->facts.changed / 1000000000 + SECONDS < time(NULL);
 }
 
 /* At most `size` entries into `all`, which may be NULL; *bytes receives those of all. */

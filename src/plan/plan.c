@@ -317,7 +317,7 @@ static _Thread_local struct kept_plan {
     int32_t num_threads;
     enum scheduler scheduler;
     int tune;
-    uint32_t generation; /* of what was kept */
+    uint32_t generation;         /* of what was kept */
     char kernel[64], family[16]; /* "" = free choice */
     fdm_plan plan;
 } kept_plans[2];

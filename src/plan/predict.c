@@ -26,9 +26,8 @@ static int32_t parts_of(const fdm_plan *plan) {
 static struct model_way way_of(const struct family *family, const fdm_plan *plan, int64_t window) {
     const int32_t parts = parts_of(plan);
     struct model_way way = {.plan = plan, .window = window, .packed = parameter(family, plan, "PACKED_HEADS", "")};
-    way.splits = plan->problem.pass == FDM_BACKWARD
-                     ? parts ? parts : parameter(family, plan, "GROUP_PARTS", "")
-                     : parameter(family, plan, "NUM_SPLITS", "SPLITS");
+    way.splits = plan->problem.pass == FDM_BACKWARD ? parts ? parts : parameter(family, plan, "GROUP_PARTS", "")
+                                                    : parameter(family, plan, "NUM_SPLITS", "SPLITS");
     way.kernels_own = strstr(plan->choice, "_Gather") != NULL || strstr(plan->kernel, ".gather") != NULL;
     if (strcmp(plan->kernel, "mma.decode") == 0 && plan->problem.heads_kv > 0) /* rows of a group in one block */
         way.packed = (int32_t)(plan->problem.heads / plan->problem.heads_kv);

@@ -34,8 +34,7 @@ static void give_up(const char *key, const char *maker) {
 static void measure(const fdm_device *device, const fdm_problem *problem, const fdm_options *options, const char *key,
                     const char *maker) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    const fdm_tune_options own = {
-        .struct_bytes = sizeof own, .keep = 1, .stream = options ? options->stream : NULL};
+    const fdm_tune_options own = {.struct_bytes = sizeof own, .keep = 1, .stream = options ? options->stream : NULL};
     fdm_tune_result result = {.struct_bytes = sizeof result};
     struct tuning_entry entry;
     pthread_mutex_lock(&lock);

@@ -56,8 +56,9 @@ static int take(void *argument, const struct tuning_entry *entry, const char *na
     c->rule_seconds = entry->rule.seconds;
     c->date = entry->date;
     if (is_older(entry))
-        snprintf(c->ignored, sizeof c->ignored, "was measured by another version of the library, its kernels, the "
-                                                "driver or NVRTC");
+        snprintf(c->ignored, sizeof c->ignored,
+                 "was measured by another version of the library, its kernels, the "
+                 "driver or NVRTC");
     return 1;
 }
 
@@ -68,8 +69,9 @@ fdm_status fdm_tune_kept(int32_t index, fdm_kept_choice *choice) {
         return status;
     if (index >= 0)
         tuning_visit(take, &w);
-    return w.found ? STRUCT_WRITE(fdm_kept_choice, choice, w.found)
-                   : error_set(FDM_ERROR_INVALID_ARGUMENT, "index is %d; the list of kept choices has none of it", index);
+    return w.found
+               ? STRUCT_WRITE(fdm_kept_choice, choice, w.found)
+               : error_set(FDM_ERROR_INVALID_ARGUMENT, "index is %d; the list of kept choices has none of it", index);
 }
 
 /* ---- files for other machines ---- */
@@ -87,7 +89,9 @@ static int export_one(void *argument, const struct tuning_entry *entry, const ch
     if (!entry)
         return 0;
     tuning_write_line(entry, line);
-    e->failed = fprintf(e->file, "%s\n", line) < 0;
+    const size_t length = strlen(line);
+    line[length] = '\n';
+    e->failed = fwrite(line, 1, length + 1, e->file) != length + 1;
     e->count++;
     return e->failed;
 }

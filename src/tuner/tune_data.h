@@ -30,7 +30,8 @@ enum tune_role {
     TUNE_ROLES
 };
 
-/* Tensors are contiguous but for what fills their rows to 16 bytes; data NULL: the problem does not have it. Everything lies on the device. */
+/* Tensors are contiguous but for what fills their rows to 16 bytes; data NULL: the problem does not have it.
+ * Everything lies on the device. */
 struct tune_data {
     const fdm_problem *problem;
     fdm_device_id device;

@@ -234,8 +234,8 @@ int32_t tune_best(const struct tuner *t) {
     int32_t best = 0;
     for (int32_t i = 1; i < t->count; i++) {
         const fdm_tune_row *row = &t->candidates[i].row;
-        const double saved = rule->seconds - row->seconds, spread = fmax(rule->quartile_high - rule->quartile_low,
-                                                                        row->quartile_high - row->quartile_low);
+        const double saved = rule->seconds - row->seconds,
+                     spread = fmax(rule->quartile_high - rule->quartile_low, row->quartile_high - row->quartile_low);
         if (row->state == FDM_TUNE_TIMED && row->num_samples >= FEW && saved >= 0.01 * rule->seconds &&
             saved > spread && row->seconds < t->candidates[best].row.seconds)
             best = i;

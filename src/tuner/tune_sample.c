@@ -71,16 +71,16 @@ fdm_status tune_data_sample(const struct tune_data *data, struct tune_sample *sa
             sample->count += spread_of(data, i).chunks * spread_of(data, i).length;
     if (!sample->values)
         sample->values = memory_allocate((size_t)sample->count * sizeof *sample->values);
-    fdm_status status = chunk && sample->values
-                            ? FDM_OK
-                            : error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a sample of the results");
+    fdm_status status =
+        chunk && sample->values ? FDM_OK : error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a sample of the results");
     float *to = sample->values;
     for (int i = 0; i < TUNE_ROLES && !status; i++) {
         const fdm_dtype dtype = fdm_dtype_of(&data->views[i]);
         const struct spread s = is_output(data, i) ? spread_of(data, i) : (struct spread){0};
         for (int64_t c = 0; c < s.chunks && !status; c++, to += s.length) {
             const char *from = (const char *)data->memory[i] + begin_of(&s, c) * fdm_dtype_bytes(dtype);
-            if (!(status = fdm_memory_copy(chunk, host, from, data->device, (size_t)(s.length * fdm_dtype_bytes(dtype)))))
+            if (!(status =
+                      fdm_memory_copy(chunk, host, from, data->device, (size_t)(s.length * fdm_dtype_bytes(dtype)))))
                 to_floats(chunk, dtype, s.length, to);
         }
     }

@@ -26,8 +26,8 @@ static fdm_status check_options(const fdm_device *device, const fdm_tune_options
     return FDM_OK;
 }
 
-/* The problem as tensors describe it: what it does not have is as fdm_problem_default() says. A problem made by hand may
- * hold anything there. */
+/* The problem as tensors describe it: what it does not have is as fdm_problem_default() says. A problem made by hand
+ * may hold anything there. */
 static fdm_problem as_described(const fdm_problem *given) {
     const fdm_problem none = fdm_problem_default();
     fdm_problem p = *given;
@@ -69,8 +69,7 @@ static fdm_status write_rows(const struct tuner *t, fdm_tune_row *rows, int32_t 
     return status;
 }
 
-static fdm_status tune(struct tuner *t, const fdm_device *device, const fdm_problem *problem,
-                       fdm_tune_result *result) {
+static fdm_status tune(struct tuner *t, const fdm_device *device, const fdm_problem *problem, fdm_tune_result *result) {
     const double begin = now();
     tune_compile(t->candidates, t->count, t->options);
     result->compile_seconds = now() - begin;
@@ -109,8 +108,7 @@ fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem, const 
     if ((status = check_options(device, t.options)))
         return status;
     const int32_t most = t.options->max_variants ? t.options->max_variants : t.options->exhaustive ? -1 : 12;
-    if (!(t.candidates = tune_candidates(device, &described, most, window_of(&described, t.options),
-                                         &t.count)))
+    if (!(t.candidates = tune_candidates(device, &described, most, window_of(&described, t.options), &t.count)))
         return FDM_ERROR_UNSUPPORTED;
     status = tune(&t, device, &described, &made);
     if (!status)

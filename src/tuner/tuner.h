@@ -10,12 +10,13 @@ struct tune_candidate {
     fdm_plan plan;
     fdm_tune_row row;
     double predicted; /* seconds, for the order of candidates */
-    int32_t calls; /* of a sample */
-    int alive;     /* 1: it goes on to the next round */
+    int32_t calls;    /* of a sample */
+    int alive;        /* 1: it goes on to the next round */
 };
 
-/* The rules' choice, then others, each once; where there are more than `most`, those of the least predicted time. Returns them for memory_release(), NULL with a sentence where the problem
- * has none or memory is short. most: besides the rules' choice; below 0: all. */
+/* The rules' choice, then others, each once; where there are more than `most`, those of the least predicted time.
+ * Returns them for memory_release(), NULL with a sentence where the problem has none or memory is short. most:
+ * besides the rules' choice; below 0: all. */
 struct tune_candidate *tune_candidates(const fdm_device *device, const fdm_problem *problem, int32_t most,
                                        int64_t window, int32_t *count);
 /* Makes their kernels ready in parallel; those that fail are out of it. */

@@ -18,7 +18,9 @@ static int64_t edge_of(int64_t value, int64_t parts) {
     return octave + (value - octave + step - 1) / step * step;
 }
 
-int64_t tuning_length_edge(int64_t length) { return length <= 8 ? edge_of(length, 8) : edge_of(length, length > 4096 ? 4 : 8); }
+int64_t tuning_length_edge(int64_t length) {
+    return length <= 8 ? edge_of(length, 8) : edge_of(length, length > 4096 ? 4 : 8);
+}
 int64_t tuning_batch_edge(int64_t count) { return edge_of(count, 4); }
 
 /* A window's side: -1 without one, else its octave. */
@@ -46,18 +48,19 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
     const int backward = p->pass == FDM_BACKWARD;
     name_scores(p, scores, sizeof scores);
     return snprintf(text, size,
-             "%s %s, D %lld %lld, group %lld, heads %lld, rows %lld, keys %lld, packed %lld %lld, causal %d, window %lld "
-             "%lld, softcap %d, %s, low lse %d, gradients %d%d%d%d%d%d, aligned %d%d%d%d%d",
-             backward ? "backward" : "forward", fdm_dtype_name(p->dtype), (long long)p->head_dim,
-             (long long)p->head_dim_v, (long long)(p->heads / (p->heads_kv ? p->heads_kv : 1)),
-             (long long)tuning_batch_edge(p->batch * p->heads), (long long)tuning_length_edge(p->seqlen_q),
-             (long long)tuning_length_edge(p->seqlen_k),
-             (long long)(p->varlen ? tuning_length_edge(p->total_q / (p->batch ? p->batch : 1)) : 0),
-             (long long)(p->varlen ? tuning_length_edge(p->total_k / (p->batch ? p->batch : 1)) : 0), p->causal,
-             (long long)side_edge(p->window_left), (long long)side_edge(p->window_right), p->softcap > 0, scores,
-             p->has_lse_low, backward && p->needs_dq, backward && p->needs_dk,
-             backward && p->needs_dv, backward && p->needs_dbias, backward && p->needs_dsink, backward && p->has_dlse,
-             p->aligned, p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable) < (int)size;
+                    "%s %s, D %lld %lld, group %lld, heads %lld, rows %lld, keys %lld, packed %lld %lld, causal %d, "
+                    "window %lld "
+                    "%lld, softcap %d, %s, low lse %d, gradients %d%d%d%d%d%d, aligned %d%d%d%d%d",
+                    backward ? "backward" : "forward", fdm_dtype_name(p->dtype), (long long)p->head_dim,
+                    (long long)p->head_dim_v, (long long)(p->heads / (p->heads_kv ? p->heads_kv : 1)),
+                    (long long)tuning_batch_edge(p->batch * p->heads), (long long)tuning_length_edge(p->seqlen_q),
+                    (long long)tuning_length_edge(p->seqlen_k),
+                    (long long)(p->varlen ? tuning_length_edge(p->total_q / (p->batch ? p->batch : 1)) : 0),
+                    (long long)(p->varlen ? tuning_length_edge(p->total_k / (p->batch ? p->batch : 1)) : 0), p->causal,
+                    (long long)side_edge(p->window_left), (long long)side_edge(p->window_right), p->softcap > 0, scores,
+                    p->has_lse_low, backward && p->needs_dq, backward && p->needs_dk, backward && p->needs_dv,
+                    backward && p->needs_dbias, backward && p->needs_dsink, backward && p->has_dlse, p->aligned,
+                    p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable) < (int)size;
 }
 
 fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int32_t num_threads,
@@ -84,9 +87,8 @@ fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int3
 fdm_status tuning_maker(const fdm_device *device, char maker[TUNING_MAKER_BYTES]) {
     char product[64];
     int32_t driver = 0;
-    const fdm_status status = device->id.type == FDM_CUDA
-                                  ? cuda_device_product(device->id.index, product, sizeof product, &driver)
-                                  : FDM_OK;
+    const fdm_status status =
+        device->id.type == FDM_CUDA ? cuda_device_product(device->id.index, product, sizeof product, &driver) : FDM_OK;
     if (!status)
         snprintf(maker, TUNING_MAKER_BYTES, "flash_dmattn %s, sources %016llx, driver %d, NVRTC %d", FDM_VERSION,
                  (unsigned long long)cuda_sources_hash(), driver, device->nvrtc_version);

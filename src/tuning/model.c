@@ -26,8 +26,8 @@ static void add_block(struct work *w, double first, double last, double whole_fi
     w->most = fmax(w->most, tiles);
 }
 
-/* Of a sequence: blocks of `rows` query rows that walk over keys, or of `rows` keys that walk over query rows, in steps.
- * left, right: how far from the diagonal a pair may be, seen from a block's own axis. */
+/* Of a sequence: blocks of `rows` query rows that walk over keys, or of `rows` keys that walk over query rows, in
+ * steps. left, right: how far from the diagonal a pair may be, seen from a block's own axis. */
 struct walk {
     double own, other, offset, left, right; /* offset: other - own, where both axes end together */
     int64_t block, step;
@@ -42,7 +42,8 @@ static void add_sequence(struct work *w, const struct walk *k, double times) {
         const double first = fmax(begin + k->offset - k->left, 0), last = fmin(end + k->offset + k->right, k->other);
         const int ragged = end - begin < (double)k->block;
         add_block(w, first, last, end - 1 + k->offset - k->left,
-                  ragged ? 0 : fmin(begin + k->offset + k->right + 1, k->other), k->step, times * blocks / (double)taken);
+                  ragged ? 0 : fmin(begin + k->offset + k->right + 1, k->other), k->step,
+                  times * blocks / (double)taken);
     }
 }
 
@@ -129,7 +130,11 @@ void model_features(const fdm_device *device, const struct model_way *way, doubl
 /* ---- the table ---- */
 
 static const char *kind_of(const fdm_problem *p) {
-    return p->has_mask ? "mask" : p->has_intervals ? "intervals" : p->has_bias ? "bias" : p->seqlen_q <= 8 ? "few" : "plain";
+    return p->has_mask        ? "mask"
+           : p->has_intervals ? "intervals"
+           : p->has_bias      ? "bias"
+           : p->seqlen_q <= 8 ? "few"
+                              : "plain";
 }
 
 static int64_t dim_of(const fdm_problem *p) {

@@ -30,8 +30,8 @@ struct model_table {
 extern const struct model_table model_tables[];
 extern const int32_t num_model_tables;
 
-/* The name of the row that a way looks for, and of that of its tile in any order and on any problem, which stands in for
- * it. */
+/* The name of the row that a way looks for, and of that of its tile in any order and on any problem, which stands in
+ * for it. */
 void model_name(const struct model_way *way, char name[MODEL_NAME_BYTES]);
 void model_tile_name(const struct model_way *way, char name[MODEL_NAME_BYTES]);
 /* A launch; waves of blocks; steps of the busiest multiprocessor, which are its share or the longest block's; steps of

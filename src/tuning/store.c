@@ -45,7 +45,7 @@ static const char *read_file(const struct system_folder *folder, const char *nam
     if (!file)
         return "";
     const size_t length = fread(line, 1, sizeof line, file);
-    const char *why = facts.foreign                               ? facts.foreign
+    const char *why = facts.foreign ? facts.foreign
                       : length == 0 || line[length - 1] != '\n' || !tuning_read_line(line, length - 1, entry)
                           ? "is damaged"
                           : NULL;

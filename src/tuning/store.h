@@ -21,8 +21,8 @@ struct tuning_entry {
     int32_t chosen;   /* of `best`; -1: the rule's choice stays */
 };
 
-/* 1 and the entry of this key and maker, from memory or from its file. One line of the log says why a file that is there
- * is not used. */
+/* 1 and the entry of this key and maker, from memory or from its file. One line of the log says why a file that is
+ * there is not used. */
 int tuning_find(const char *key, const char *maker, struct tuning_entry *entry);
 /* Keeps it in memory and, where that can be written, in its file. 0: it lies in memory alone. */
 int tuning_keep(const struct tuning_entry *entry);

@@ -12,19 +12,20 @@ static const char lead[] = "{\"checksum\": \"", middle[] = "\", \"entry\": ";
 enum { DIGITS = 16, ENTRY_AT = sizeof lead - 1 + DIGITS + sizeof middle - 1 };
 
 static size_t put_choice(char *text, size_t size, const struct tuning_choice *c) {
-    const int length = snprintf(text, size,
-                                "{\"kernel\": \"%s\", \"choice\": \"%s\", \"seconds\": %.9g, \"low\": %.9g, \"high\": "
-                                "%.9g, \"samples\": %d, \"threads\": %d}",
-                                c->kernel, c->choice, c->seconds, c->quartile_low, c->quartile_high, c->num_samples,
-                                c->num_threads);
+    const int length =
+        snprintf(text, size,
+                 "{\"kernel\": \"%s\", \"choice\": \"%s\", \"seconds\": %.9g, \"low\": %.9g, \"high\": "
+                 "%.9g, \"samples\": %d, \"threads\": %d}",
+                 c->kernel, c->choice, c->seconds, c->quartile_low, c->quartile_high, c->num_samples, c->num_threads);
     return length < (int)size ? (size_t)length : size;
 }
 
 void tuning_write_line(const struct tuning_entry *e, char line[TUNING_LINE_BYTES]) {
     char *entry = line + ENTRY_AT;
     const size_t size = TUNING_LINE_BYTES - ENTRY_AT - 2;
-    size_t used = (size_t)snprintf(entry, size, "{\"key\": \"%s\", \"maker\": \"%s\", \"date\": %lld, \"chosen\": %d, \"rule\": ",
-                                   e->key, e->maker, (long long)e->date, e->chosen);
+    size_t used = (size_t)snprintf(
+        entry, size, "{\"key\": \"%s\", \"maker\": \"%s\", \"date\": %lld, \"chosen\": %d, \"rule\": ", e->key,
+        e->maker, (long long)e->date, e->chosen);
     used += put_choice(entry + used, size - used, &e->rule);
     used += (size_t)snprintf(entry + used, size - used, ", \"best\": [");
     for (int32_t i = 0; i < e->num_best; i++) {

@@ -181,7 +181,7 @@ def test_contenders_of_the_benchmark_exist(name, head_dim):
 # ---- settings ----
 
 GARBAGE = {"FLASH_DMATTN_NUM_THREADS": "abc", "FLASH_DMATTN_CPU_ISA": "sse9", "FLASH_DMATTN_CACHE_SIZE": "lots",
-           "FLASH_DMATTN_SCHEDULER": "xx", "FLASH_DMATTN_KERNEL": "no.such", "FLASH_DMATTN_LOG": "yes",
+           "FLASH_DMATTN_SCHEDULER": "xx", "FLASH_DMATTN_KERNEL": "no.such", "FLASH_DMATTN_LOG": "yes", "FLASH_DMATTN_TUNE": "2",
            "FLASH_DMATTN_PROFILE_BACKWARD": "on", "FLASH_DMATTN_CACHE_DIR": "/" + 600 * "x",
            "FLASH_DMATTN_KERNEL_ARCHIVE": "/" + 600 * "y"}
 

@@ -55,8 +55,8 @@ struct fake_cuda {
     int (*end_capture)(void);           /* 1: nothing was tried that it forbids */
     int (*capture_mode)(void);          /* this thread's own, which it may exchange; 0 at first */
     void *(*foreign_stream)(void);      /* a stream of the context that is nobody's primary one */
-    /* From now on the time between two events is the sum of what this function says of the launches between. It gets the
-     * kernel's parameters too and may write where they point; what was enqueued before has happened. NULL: none. */
+    /* From now on the time between two events is the sum of what this function says of the launches between. It gets
+     * the kernel's parameters too and may write where they point; what was enqueued before has happened. NULL: none. */
     void (*plant)(double (*seconds)(const struct fake_launch *launch, const void *parameters));
 };
 

@@ -2,8 +2,10 @@
 use super::*;
 pub type fdm_status = c_int;
 pub type fdm_dtype = c_int;
+pub type fdm_tune_wish = c_int;
 pub type fdm_pass = c_int;
 pub type fdm_memory_tier = c_int;
+pub type fdm_tune_state = c_int;
 pub const FDM_VERSION_MAJOR: i32 = 0;
 pub const FDM_VERSION_MINOR: i32 = 1;
 pub const FDM_VERSION_PATCH: i32 = 0;
@@ -25,12 +27,21 @@ pub const FDM_BOOL: fdm_dtype = 4;
 pub const FDM_INT32: fdm_dtype = 5;
 pub const FDM_INT64: fdm_dtype = 6;
 pub const FDM_NO_DTYPE: fdm_dtype = -1;
+pub const FDM_TUNE_DEFAULT: fdm_tune_wish = 0;
+pub const FDM_TUNE_MEASURE: fdm_tune_wish = 1;
+pub const FDM_TUNE_RULES: fdm_tune_wish = 2;
 pub const FDM_FORWARD: fdm_pass = 0;
 pub const FDM_BACKWARD: fdm_pass = 1;
 pub const FDM_MEMORY_LOW: fdm_memory_tier = 0;
 pub const FDM_MEMORY_MEDIUM: fdm_memory_tier = 1;
 pub const FDM_MEMORY_HIGH: fdm_memory_tier = 2;
 pub const FDM_PLAN_PARAMETERS: usize = 16;
+pub const FDM_PREDICTION_FEATURES: usize = 8;
+pub const FDM_TUNE_SAMPLES: usize = 15;
+pub const FDM_TUNE_TIMED: fdm_tune_state = 0;
+pub const FDM_TUNE_NOT_TIMED: fdm_tune_state = 1;
+pub const FDM_TUNE_WRONG: fdm_tune_state = 2;
+pub const FDM_TUNE_FAILED: fdm_tune_state = 3;
 #[repr(C)]
 pub struct fdm_timer {
     _private: [u8; 0],
@@ -123,6 +134,7 @@ pub struct fdm_options {
     pub executor: *const fdm_executor,
     pub stream: *mut c_void,
     pub lse_without_sink: i64,
+    pub tune: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -268,6 +280,16 @@ pub struct fdm_plan {
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct fdm_prediction {
+    pub struct_bytes: u32,
+    pub num_samples: i32,
+    pub seconds: f64,
+    pub residual: f64,
+    pub features: [f64; FDM_PREDICTION_FEATURES],
+    pub name: [c_char; 128],
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdm_kernel_info {
     pub struct_bytes: u32,
     pub pass: fdm_pass,
@@ -297,6 +319,70 @@ pub struct fdm_kernel_resources {
     pub entry: [c_char; 48],
     pub bound: [c_char; 32],
     pub shared_bytes: i64,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_tune_options {
+    pub struct_bytes: u32,
+    pub exhaustive: i32,
+    pub compile_only: i32,
+    pub max_variants: i32,
+    pub rounds: i32,
+    pub keep: i32,
+    pub seconds: f64,
+    pub window: i64,
+    pub progress: Option<unsafe extern "C" fn(context: *mut c_void, step: *const c_char, done: i32, count: i32)>,
+    pub context: *mut c_void,
+    pub stream: *mut c_void,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_tune_row {
+    pub struct_bytes: u32,
+    pub state: fdm_tune_state,
+    pub kernel: [c_char; 48],
+    pub choice: [c_char; 64],
+    pub is_rule: i32,
+    pub num_samples: i32,
+    pub num_threads: i32,
+    pub reserved: i32,
+    pub seconds: f64,
+    pub quartile_low: f64,
+    pub quartile_high: f64,
+    pub difference: f64,
+    pub samples: [f64; FDM_TUNE_SAMPLES],
+    pub why: [c_char; 160],
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_tune_result {
+    pub struct_bytes: u32,
+    pub num_rows: i32,
+    pub best: i32,
+    pub num_places: i32,
+    pub compile_seconds: f64,
+    pub device_seconds: f64,
+    pub kept: i32,
+    pub reserved: i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_kept_choice {
+    pub struct_bytes: u32,
+    pub num_samples: i32,
+    pub num_threads: i32,
+    pub reserved: i32,
+    pub kernel: [c_char; 48],
+    pub choice: [c_char; 64],
+    pub rule_kernel: [c_char; 48],
+    pub rule_choice: [c_char; 64],
+    pub seconds: f64,
+    pub rule_seconds: f64,
+    pub date: i64,
+    pub key: [c_char; 896],
+    pub maker: [c_char; 128],
+    pub file: [c_char; 128],
+    pub ignored: [c_char; 128],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -455,9 +541,14 @@ grows! {
     fdm_device {}
     fdm_arch_config {}
     fdm_plan {}
+    fdm_prediction {}
     fdm_kernel_info {}
     fdm_launch {}
     fdm_kernel_resources {}
+    fdm_tune_options {}
+    fdm_tune_row {}
+    fdm_tune_result {}
+    fdm_kept_choice {}
     fdm_key_rules {}
     fdm_topk_slots {}
     fdm_append_tensors {}
@@ -492,6 +583,7 @@ extern "C" {
     pub fn fdm_arch_optimization_config(device: *const fdm_device, config: *mut fdm_arch_config) -> fdm_status;
     pub fn fdm_plan_attention(device: *const fdm_device, problem: *const fdm_problem, options: *const fdm_options, plan: *mut fdm_plan) -> fdm_status;
     pub fn fdm_plan_variant(device: *const fdm_device, problem: *const fdm_problem, kernel: *const c_char, variant: i32, plan: *mut fdm_plan) -> fdm_status;
+    pub fn fdm_plan_predict(device: *const fdm_device, plan: *const fdm_plan, window: i64, prediction: *mut fdm_prediction) -> fdm_status;
     pub fn fdm_plan_to_json(plan: *const fdm_plan, buffer: *mut c_char, size: usize, needed: *mut usize) -> fdm_status;
     pub fn fdm_plan_from_json(json: *const c_char, length: usize, plan: *mut fdm_plan) -> fdm_status;
     pub fn fdm_kernel_list(index: i32, info: *mut fdm_kernel_info) -> fdm_status;
@@ -507,6 +599,11 @@ extern "C" {
     pub fn fdm_timer_start(timer: *mut fdm_timer, stream: *mut c_void) -> fdm_status;
     pub fn fdm_timer_stop(timer: *mut fdm_timer, stream: *mut c_void, seconds: *mut f64) -> fdm_status;
     pub fn fdm_timer_release(timer: *mut fdm_timer);
+    pub fn fdm_tune(device: *const fdm_device, problem: *const fdm_problem, options: *const fdm_tune_options, rows: *mut fdm_tune_row, size: i32, result: *mut fdm_tune_result) -> fdm_status;
+    pub fn fdm_tune_kept(index: i32, choice: *mut fdm_kept_choice) -> fdm_status;
+    pub fn fdm_tune_export(path: *const c_char, count: *mut i64) -> fdm_status;
+    pub fn fdm_tune_import(path: *const c_char, count: *mut i64) -> fdm_status;
+    pub fn fdm_tune_forget(count: *mut i64) -> fdm_status;
     pub fn fdm_key_bias(dt: *const fdm_tensor, a: *const fdm_tensor, padding: *const fdm_tensor, exponential: i32, bias: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_key_bias_backward(dt: *const fdm_tensor, a: *const fdm_tensor, padding: *const fdm_tensor, exponential: i32, dbias: *const fdm_tensor, ddt: *mut fdm_tensor, da: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_topk_intervals(bias: *const fdm_tensor, padding: *const fdm_tensor, window: i64, seqlen_q: i64, start: *mut fdm_tensor, end: *mut fdm_tensor, workspace: *mut c_void, workspace_bytes: usize, stream: *mut c_void) -> fdm_status;
