@@ -60,6 +60,7 @@ static const struct {
 } cases[] = {
     {"FLASH_DMATTN_PROFILE_BACKWARD", {backward}, {"0"}, {"yes", "2", "01", "1 ", "true"}},
     {"FLASH_DMATTN_LOG", {forward, backward, cache}, {"0"}, {"yes", "2", "10", " 1"}},
+    {"FLASH_DMATTN_TUNE", {forward, backward, plan}, {"0"}, {"yes", "2", "10", " 1"}},
     {"FLASH_DMATTN_KERNEL",
      {forward, plan},
      {"cpu.forward.scalar", "reference.forward", "REFERENCE"},
