@@ -438,6 +438,14 @@ def test_extra_queries():
     assert_close(lse.transpose(1, 2), want_lse, torch.float32, "lse")
     alone, _ = flash_attn_cute.flash_attn_func(None, None, v, qv)
     assert_close(alone, truth(qv, v, v)[0], torch.float32, "qv alone")
+    offsets = torch.tensor([0, 23, 46], dtype=torch.int32)
+    packed, lse = flash_attn_cute.flash_attn_varlen_func(
+        None, None, v.flatten(0, 1), qv, cu_seqlens_k=offsets, max_seqlen_k=23, return_lse=True
+    )
+    assert_close(packed, alone, torch.float32, "packed values")
+    assert lse.shape == (2, 17, 4)
+    with pytest.raises(ValueError, match="q and qv are both None"):
+        flash_attn_cute.flash_attn_varlen_func(None, None, v.flatten(0, 1), cu_seqlens_k=offsets)
 
 
 @pytest.mark.parametrize("window", [(-3, None), (None, -2), (6, -1), (-2, 8)])

@@ -255,6 +255,7 @@ def test_written_files_and_a_spawned_child(tmp_path):
         """,
         PYTHONPATH=str(folder),
     )  # fmt: skip
+    assert run("from flash_dmattn import compat; compat.install(); import flash_attn", PYTHONPATH=str(folder)) == ""
     assert out == "True True True\n['flash-attn', 'flash-attn-4'] ['flash-attn-3']\n3.0.0 True\n"
 
 

@@ -167,7 +167,10 @@ def _refuse_beside(finder: _Finder) -> None:
             continue
         name = next(each.name for each in finder.distributions if root in each.top_level)
         try:
-            version = f" {metadata.version(name)}"
+            found = metadata.distribution(name)
+            if (found.read_text("INSTALLER") or "").strip() == "flash_dmattn":
+                continue  # files of write()
+            version = f" {found.version}"
         except metadata.PackageNotFoundError:
             version = ""
         raise RuntimeError(f"{root}{version} is installed; pass replace=True to put flash_dmattn before it")

@@ -97,11 +97,15 @@ def flash_attn_func(
     )  # fmt: skip
 
 
-def _even(tensor: Tensor) -> Tuple[Tensor, Tensor, int]:
-    """A tensor [B, S, ...] as packed rows, their offsets and S."""
+def _even(tensor: Tensor) -> Tuple[Tensor, int]:
+    """cu_seqlens and the length of sequences [B, S, ...]."""
     batch, length = tensor.shape[:2]
-    offsets = torch.arange(batch + 1, dtype=torch.int32, device=tensor.device) * length
-    return tensor.flatten(0, 1), offsets, length
+    return torch.arange(batch + 1, dtype=torch.int32, device=tensor.device) * length, length
+
+
+def _flat(*tensors: Any) -> Any:
+    """[B, S, ...] as [B * S, ...]; None stays None."""
+    return tuple(None if each is None else each.flatten(0, 1) for each in tensors)
 
 
 def flash_attn_varlen_func(
@@ -152,13 +156,15 @@ def flash_attn_varlen_func(
     if cu_seqlens_q is None and cu_seqlens_k is None:
         return _attend(q, k, v, qv, None, window_size, softmax_scale, return_lse, **options)
     first = q if q is not None else qv
+    if first is None:
+        raise _refusals.InvalidArgument("q and qv are both None: give one of them")
     shape = first.shape[:2]
     if cu_seqlens_q is None:
-        q, cu_seqlens_q, max_seqlen_q = _even(q)
-        qv = None if qv is None else qv.flatten(0, 1)
+        cu_seqlens_q, max_seqlen_q = _even(first)
+        q, qv = _flat(q, qv)
     if cu_seqlens_k is None:
-        v, cu_seqlens_k, max_seqlen_k = _even(v)
-        k = k.flatten(0, 1)
+        cu_seqlens_k, max_seqlen_k = _even(v)
+        k, v = _flat(k, v)
     # The bounds may be left out: no sequence is longer than all rows.
     longest = [int(shape[0] if max_seqlen_q is None else max_seqlen_q)]
     longest.append(int(v.shape[0] if max_seqlen_k is None else max_seqlen_k))
