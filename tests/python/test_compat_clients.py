@@ -94,6 +94,8 @@ def test_logits_and_gradients(name, padding, implementation):
         mask[1, slice(0, 5) if padding == "left" else slice(14, 19)] = 0
     results = [model(tokens, attention_mask=mask).logits for model in (eager, flash)]
     kept = mask.bool()
+    used = flash_utils._flash_fn, flash_utils._flash_varlen_fn
+    assert all(each.__module__.startswith("flash_dmattn.compat.") for each in used)
     torch.testing.assert_close(results[1][kept], results[0][kept], **CLOSE)
     for logits, model in zip(results, (eager, flash)):
         logits[kept].square().mean().backward()
