@@ -24,11 +24,13 @@ def window_of(window_size: Any) -> _rules.Window:
         return UNBOUNDED
     try:
         left, right = window_size.tolist() if isinstance(window_size, Tensor) else window_size
-        bounds = [None if each is None else integer_of(each, "window_size") for each in (left, right)]
+        if type(left) is not int:
+            left = None if left is None else integer_of(left, "window_size")
+        if type(right) is not int:
+            right = None if right is None else integer_of(right, "window_size")
     except (TypeError, ValueError) as error:
         raise again(error) from None
-    left, right = (None if each is None or each < 0 else each for each in bounds)
-    return left, right
+    return None if left is None or left < 0 else left, None if right is None or right < 0 else right
 
 
 def rows_contiguous(tensor: Tensor) -> Tensor:
