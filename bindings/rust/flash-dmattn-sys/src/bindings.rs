@@ -135,6 +135,7 @@ pub struct fdm_options {
     pub stream: *mut c_void,
     pub lse_without_sink: i64,
     pub tune: i64,
+    pub add_dkv: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -222,7 +223,9 @@ pub struct fdm_problem {
     pub has_cache_row: i32,
     pub rotary_dim: i32,
     pub rotary_interleaved: i32,
-    pub reserved: [i32; 15],
+    pub dkv_float32: i32,
+    pub add_dkv: i32,
+    pub reserved: [i32; 13],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -2,24 +2,31 @@
 layouts! {
     fdm_status 4 4 { }
     fdm_dtype 4 4 { }
+    fdm_tune_wish 4 4 { }
     fdm_pass 4 4 { }
     fdm_memory_tier 4 4 { }
+    fdm_tune_state 4 4 { }
     fdm_device_id 8 4 { r#type 0 index 4 }
     fdm_data_type 4 2 { code 0 bits 1 lanes 2 }
     fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
     fdm_cache 96 8 { struct_bytes 0 rotary_interleaved 4 block_table 8 page_start 16 cache_row 24 lengths 32 first_key 40 k_new 48 v_new 56 cu_seqlens_new 64 rotary_cos 72 rotary_sin 80 rotary_start 88 }
     fdm_tensors 192 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 }
-    fdm_options 112 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 }
+    fdm_options 128 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 tune 112 add_dkv 120 }
     fdm_executor 24 8 { context 0 num_threads 8 run 16 }
     fdm_allocator 24 8 { context 0 allocate 8 release 16 }
     fdm_merge_tensors 80 8 { struct_bytes 0 out1 8 lse1 16 lse_low1 24 out2 32 lse2 40 lse_low2 48 out 56 lse 64 lse_low 72 }
-    fdm_problem 400 8 { pass 0 dtype 4 batch 8 heads 16 heads_kv 24 seqlen_q 32 seqlen_k 40 head_dim 48 head_dim_v 56 total_q 64 total_k 72 softmax_scale 80 softcap 88 window_left 96 window_right 104 causal 112 varlen 116 deterministic 120 needs_lse 124 needs_dq 128 needs_dk 132 needs_dv 136 needs_dbias 140 has_dlse 144 has_lse_low 148 has_intervals 152 has_mask 156 has_bias 160 bias_dtype 164 interval_batch 168 interval_heads 176 mask_shape 184 bias_shape 216 aligned 248 scores_aligned 252 q_mappable 256 keys_mappable 260 scores_mappable 264 has_sink 268 needs_dsink 272 sink_dtype 276 num_sinks 280 lse_without_sink 284 has_seqused_q 288 has_seqused_k 292 new_rows 296 has_cache 304 page_size 308 num_pages 312 max_pages 316 ragged_pages 320 has_first_key 324 has_cache_row 328 rotary_dim 332 rotary_interleaved 336 reserved 340 }
+    fdm_problem 400 8 { pass 0 dtype 4 batch 8 heads 16 heads_kv 24 seqlen_q 32 seqlen_k 40 head_dim 48 head_dim_v 56 total_q 64 total_k 72 softmax_scale 80 softcap 88 window_left 96 window_right 104 causal 112 varlen 116 deterministic 120 needs_lse 124 needs_dq 128 needs_dk 132 needs_dv 136 needs_dbias 140 has_dlse 144 has_lse_low 148 has_intervals 152 has_mask 156 has_bias 160 bias_dtype 164 interval_batch 168 interval_heads 176 mask_shape 184 bias_shape 216 aligned 248 scores_aligned 252 q_mappable 256 keys_mappable 260 scores_mappable 264 has_sink 268 needs_dsink 272 sink_dtype 276 num_sinks 280 lse_without_sink 284 has_seqused_q 288 has_seqused_k 292 new_rows 296 has_cache 304 page_size 308 num_pages 312 max_pages 316 ragged_pages 320 has_first_key 324 has_cache_row 328 rotary_dim 332 rotary_interleaved 336 dkv_float32 340 add_dkv 344 reserved 348 }
     fdm_device 216 8 { struct_bytes 0 id 4 present 12 name 16 isa 80 isa_by_name 112 num_threads 144 compute_major 148 compute_minor 152 num_sms 156 registers_per_sm 160 threads_per_sm 164 nvrtc_version 168 l1_bytes 176 l2_bytes 184 l3_bytes 192 shared_bytes 200 bandwidth 208 }
     fdm_arch_config 40 8 { struct_bytes 0 tier 4 async_copy 8 float8 12 bulk_copy 16 warpgroup_mma 20 tensor_memory 24 shared_bytes 32 }
     fdm_plan 1160 8 { struct_bytes 0 problem 8 device 408 family 416 kernel 432 choice 480 kernel_index 544 block_m 548 block_n 552 stages 556 v_in_registers 560 num_threads 564 shared_bytes 568 workspace_bytes 576 parameters 584 reason 648 }
+    fdm_prediction 216 8 { struct_bytes 0 num_samples 4 seconds 8 residual 16 features 24 name 88 }
     fdm_kernel_info 40 8 { struct_bytes 0 pass 4 family 8 name 16 description 24 available 32 device_type 36 }
     fdm_launch 24 8 { struct_bytes 0 stream 8 executor 16 }
     fdm_kernel_resources 120 8 { struct_bytes 0 threads 4 registers 8 spill_bytes 12 blocks_per_sm 16 warps_per_sm 20 max_warps 24 entry 28 bound 76 shared_bytes 112 }
+    fdm_tune_options 64 8 { struct_bytes 0 exhaustive 4 compile_only 8 max_variants 12 rounds 16 keep 20 seconds 24 window 32 progress 40 context 48 stream 56 }
+    fdm_tune_row 448 8 { struct_bytes 0 state 4 kernel 8 choice 56 is_rule 120 num_samples 124 num_threads 128 reserved 132 seconds 136 quartile_low 144 quartile_high 152 difference 160 samples 168 why 288 }
+    fdm_tune_result 40 8 { struct_bytes 0 num_rows 4 best 8 num_places 12 compile_seconds 16 device_seconds 24 kept 32 reserved 36 }
+    fdm_kept_choice 1544 8 { struct_bytes 0 num_samples 4 num_threads 8 reserved 12 kernel 16 choice 64 rule_kernel 128 rule_choice 176 seconds 240 rule_seconds 248 date 256 key 264 maker 1160 file 1288 ignored 1416 }
     fdm_key_rules 64 8 { struct_bytes 0 document_ids 8 prefix_lengths 16 window_sizes 24 interval_start 32 interval_end 40 cu_seqlens_q 48 cu_seqlens_k 56 }
     fdm_topk_slots 48 8 { struct_bytes 0 key 8 bias 16 length 24 k 32 v 40 }
     fdm_append_tensors 72 8 { struct_bytes 0 k 8 v 16 cache 24 slots 32 positions 40 q 48 cu_seqlens_q 56 q_out 64 }
@@ -56,12 +63,21 @@ values! {
     FDM_INT32 5
     FDM_INT64 6
     FDM_NO_DTYPE -1
+    FDM_TUNE_DEFAULT 0
+    FDM_TUNE_MEASURE 1
+    FDM_TUNE_RULES 2
     FDM_FORWARD 0
     FDM_BACKWARD 1
     FDM_MEMORY_LOW 0
     FDM_MEMORY_MEDIUM 1
     FDM_MEMORY_HIGH 2
     FDM_PLAN_PARAMETERS 16
+    FDM_PREDICTION_FEATURES 8
+    FDM_TUNE_SAMPLES 15
+    FDM_TUNE_TIMED 0
+    FDM_TUNE_NOT_TIMED 1
+    FDM_TUNE_WRONG 2
+    FDM_TUNE_FAILED 3
 }
 exported! {
     fdm_last_error
@@ -85,6 +101,7 @@ exported! {
     fdm_arch_optimization_config
     fdm_plan_attention
     fdm_plan_variant
+    fdm_plan_predict
     fdm_plan_to_json
     fdm_plan_from_json
     fdm_kernel_list
@@ -100,6 +117,11 @@ exported! {
     fdm_timer_start
     fdm_timer_stop
     fdm_timer_release
+    fdm_tune
+    fdm_tune_kept
+    fdm_tune_export
+    fdm_tune_import
+    fdm_tune_forget
     fdm_key_bias
     fdm_key_bias_backward
     fdm_topk_intervals
