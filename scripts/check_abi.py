@@ -72,7 +72,8 @@ def drop_what_may_come(old: tree.Element, new: tree.Element) -> int:
     newer = structs_of(new)
     for name, structs in structs_of(old).items():
         members, size = structs[0].findall("data-member"), int(structs[0].get("size-in-bits"))
-        reserved = [offset_of(member) for member in members if name_of(member) == "reserved"]
+        # One that is not the last stands in the place of padding.
+        reserved = [offset_of(member) for member in members[-1:] if name_of(member) == "reserved"]
         for struct in newer.get(name, []):
             if name_of(members[0]) == "struct_bytes" and int(struct.get("size-in-bits")) > size:
                 count += drop_members(struct, size)

@@ -12,7 +12,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _cache, _calls, _refusals
+from . import _calls, _kv_cache, _refusals
 from ._combine import combine
 from ._rules import Packing
 
@@ -216,7 +216,7 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Refused until flash_dmattn has a key-value cache."""
     _refuse_scales(q_descale, k_descale, v_descale)
-    return _cache.attend_to_cache(
+    return _kv_cache.attend_to_cache(
         q, k_cache, v_cache, k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
         block_table=page_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,

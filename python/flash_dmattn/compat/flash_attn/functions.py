@@ -13,7 +13,7 @@ from typing import Any, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from .. import _cache, _calls, _refusals
+from .. import _calls, _kv_cache, _refusals
 
 USE_TRITON_ROCM = False
 
@@ -226,7 +226,7 @@ def flash_attn_with_kvcache(
     s_aux: Optional[Tensor] = None,
 ) -> Any:
     """Refused until flash_dmattn has a key-value cache."""
-    return _cache.attend_to_cache(
+    return _kv_cache.attend_to_cache(
         q, k_cache, v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
         softmax_scale=softmax_scale, causal=causal, window=_calls.window_of(window_size), softcap=softcap,
