@@ -109,7 +109,7 @@ static fdm_status dkv_validate(const fdm_problem *p) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "dkv_float32 is %d beside %s; it is 0, or 1 beside float16 and bfloat16", p->dkv_float32,
                          fdm_dtype_name(p->dtype));
-    if (p->add_dkv && half && !p->dkv_float32)
+    if (p->pass == FDM_BACKWARD && p->add_dkv && half && !p->dkv_float32)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "dk and dv are %s, but add_dkv is 1; they are float32 or float64 where they are added to",
                          fdm_dtype_name(p->dtype));
@@ -476,7 +476,7 @@ static void apply_options(const fdm_options *o, fdm_problem *p) {
     p->causal = p->causal != 0;
     p->deterministic = p->deterministic != 0;
     p->lse_without_sink = o->lse_without_sink != 0;
-    p->add_dkv = p->pass == FDM_BACKWARD && o->add_dkv != 0;
+    p->add_dkv = o->add_dkv != 0; /* of a backward; a forward has no dk and dv */
 }
 
 static int has_wide_dkv(const fdm_tensors *t, const fdm_problem *p) {

@@ -621,7 +621,7 @@ def test_functions_of_the_extension():
 USED = torch.tensor([3, 3], dtype=torch.int32)
 REFUSED = {
     "dropout_p is 0.1, but flash_dmattn has no dropout yet": lambda q, k, v: flash_attn.flash_attn_func(q, k, v, 0.1),
-    "block_table is given, but flash_dmattn has no paged keys": lambda q, k, v: flash_attn.flash_attn_varlen_func(
+    "block_table is given, but flash_dmattn takes pages in flash_attn_with_kvcache alone": lambda q, k, v: flash_attn.flash_attn_varlen_func(
         q, k, v, USED, USED, 3, 3, block_table=USED
     ),
     "q_descale is given, but flash_dmattn has no float8": lambda q, k, v: flash_attn_interface.flash_attn_func(
@@ -638,10 +638,14 @@ REFUSED = {
     "gather_kv_indices is given": lambda q, k, v: flash_attn_cute.flash_attn_func(q, k, v, gather_kv_indices=q),
     "page_table is given": lambda q, k, v: flash_attn_cute.flash_attn_varlen_func(q, k, v, page_table=USED),
     "k_new is given": lambda q, k, v: flash_attn_interface._flash_attn_forward(q, k, v, k),
-    "k_cache is a Tensor of shape .* no key-value cache yet": lambda q, k, v: flash_attn.flash_attn_with_kvcache(
-        q, k, v, cache_seqlens=USED
+    "alibi_slopes is given, but flash_dmattn does not take it beside a key-value cache": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=USED, alibi_slopes=torch.rand(4))
     ),
-    "no key-value cache yet": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, cache_seqlens=4),
+    "qv is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, qv=q, cache_seqlens=4),
+    "attention_chunk is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, attention_chunk=4),
+    "k_cache is a Tensor of shape .* on meta, but flash_dmattn has key-value caches on the CPU only": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(q.to("meta"), k.to("meta"), v.to("meta"), cache_seqlens=3)
+    ),
     "requires a gradient, but cache calls are forward only": lambda q, k, v: flash_attn.flash_attn_with_kvcache(
         q.clone().requires_grad_(), k, v
     ),
@@ -654,6 +658,10 @@ REFUSED = {
 }  # fmt: skip
 WRONG = {
     "k is given without cache_seqlens": lambda q, k, v: flash_attn.flash_attn_with_kvcache(q, k, v, k, v),
+    "rotary_cos is given without k": lambda q, k, v: flash_attn.flash_attn_with_kvcache(
+        q, k, v, rotary_cos=q[0, :, 0, :4], rotary_sin=q[0, :, 0, :4], cache_seqlens=4
+    ),
+    "block_table": lambda q, k, v: flash_attn.flash_attn_with_kvcache(q, k, v, block_table=USED, cache_seqlens=4),
     "v is given without k": lambda q, k, v: flash_attn.flash_attn_with_kvcache(q, k, v, None, v),
     "heads": lambda q, k, v: flash_attn.flash_attn_func(q[:, :, :3], k, v),
     "softcap is -1": lambda q, k, v: flash_attn.flash_attn_func(q, k, v, softcap=-1.0),
@@ -684,6 +692,54 @@ def test_wrong_types():
     with pytest.raises(RuntimeError, match="must be a torch.Tensor") as caught:
         flash_attn.flash_attn_func(q, k, [1.0])
     assert isinstance(caught.value, TypeError)
+
+
+# ---- key-value caches, on the CPU ------------------------------------------------------------------------------------
+
+# Keys in the cache of two sequences, before appending.
+CACHED = torch.tensor([5, 11], dtype=torch.int32)
+
+
+def cached_call(function, q, k, v, new, paged, **options):
+    """out and lse of a call that appends `new` rows of k and v to a cache, whose unused rows are NaN, and the cache."""
+    caches = []
+    for full in (k, v):
+        cache = full.clone()
+        for sequence, length in enumerate(CACHED.tolist()):
+            cache[sequence, length:] = torch.nan
+        caches.append(cache)
+    if paged:  # pages of 4 rows, those of the second sequence first
+        table = torch.tensor([[6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5]], dtype=torch.int32)
+        caches = [torch.cat([cache[1], cache[1, :1], cache[0], cache[0, :1]]).view(12, 4, *cache.shape[2:]) for cache in caches]
+        options["page_table" if function is flash_attn_interface.flash_attn_with_kvcache else "block_table"] = table
+    rows = [torch.stack([full[b, n : n + new] for b, n in enumerate(CACHED.tolist())]) for full in (k, v)]
+    results = function(q, *caches, *rows, cache_seqlens=CACHED, return_softmax_lse=True, **options)
+    return results, caches
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("function", [flash_attn.flash_attn_with_kvcache, flash_attn_interface.flash_attn_with_kvcache])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window_size": (3, 0)}, {"softcap": 2.0}])
+def test_cached_keys_are_those_of_a_dense_call(function, paged, options):
+    q, k, v = tensors(rows=3, keys=23)
+    (out, lse), caches = cached_call(function, q, k, v, 3, paged, **options)
+    for b, length in enumerate((CACHED + 3).tolist()):
+        one = slice(b, b + 1)
+        want = flash_attn.flash_attn_func(q[one], k[one, :length], v[one, :length], return_attn_probs=True, **options)
+        torch.testing.assert_close(out[one], want[0])
+        torch.testing.assert_close(lse[one], want[1])
+        start = b == 0 and paged and 6 or 0
+        written = caches[0][start : start + 6].reshape(24, 2, 16) if paged else caches[0][b]
+        assert torch.equal(written[:length], k[b, :length])
+
+
+def test_one_length_of_all_sequences_and_no_rows_without_keys():
+    q, k, v = tensors(rows=1, keys=9)
+    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4)
+    torch.testing.assert_close(out, flash_attn.flash_attn_func(q, k[:, :4], v[:, :4]))
+    for module, empty in ((flash_attn, torch.inf), (flash_attn_interface, -torch.inf)):
+        out, lse = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=0, return_softmax_lse=True)
+        assert not out.any() and (lse == empty).all()
 
 
 # ---- compilation -----------------------------------------------------------------------------------------------------

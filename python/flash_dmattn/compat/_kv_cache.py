@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
-from .._arguments import said
-from ._refusals import InvalidArgument, Unsupported
+import torch
+from torch import Tensor
+
+from .. import flash_dmattn_with_kvcache_func
+from .._arguments import integer_of, said
+from ._refusals import InvalidArgument, Unsupported, again
+from ._rules import Window
 
 
-def attend_to_cache(q: Any, k_cache: Any, v_cache: Any, **options: Any) -> Any:
-    """flash_attn_with_kvcache() of any version; `options` are its other arguments, by flash-attn's names.
-
-    Caches have no kernels yet: a call is refused after the arguments that contradict each other are.
-    """
-    k, v, lengths = options.get("k"), options.get("v"), options.get("cache_seqlens")
+def attend_to_cache(
+    q: Any, k_cache: Any, v_cache: Any, *, k: Any, v: Any, cache_seqlens: Any, window: Window, causal: bool,
+    rotary_cos: Any, rotary_sin: Any, cu_seqlens_q: Any = None, max_seqlen_q: Optional[int] = None,
+    cu_seqlens_k_new: Any = None, qv: Any = None, alibi_slopes: Any = None, attention_chunk: int = 0, **options: Any,
+) -> Any:  # fmt: skip
+    """flash_attn_with_kvcache() of any version, by flash-attn's names; what kernels alone look at is left out. out, or
+    (out, lse) with return_lse, lse +inf in rows without keys."""
     if (k is None) is not (v is None):
         raise InvalidArgument(f"{'v' if k is None else 'k'} is given without {'k' if k is None else 'v'}: give both")
-    if k is not None and lengths is None:
+    if k is not None and cache_seqlens is None:
         raise InvalidArgument(
             "k is given without cache_seqlens: appending needs to know where each sequence ends"
         )
+    if (rotary_cos is None) is not (rotary_sin is None):
+        raise InvalidArgument("one of rotary_cos and rotary_sin is given without the other: give both")
+    if rotary_cos is not None and k is None:
+        raise InvalidArgument("rotary_cos is given without k: only a call with new keys turns them")
     if any(getattr(each, "requires_grad", False) for each in (q, k_cache, v_cache, k, v)):
         raise Unsupported(
             "a tensor of flash_attn_with_kvcache requires a gradient, but cache calls are forward only: use "
             "flash_attn_varlen_func on packed tensors"
         )
-    raise Unsupported(
-        f"k_cache is {said(k_cache)}, but flash_dmattn has no key-value cache yet: give the keys in use to "
-        "flash_attn_func, or packed to flash_attn_varlen_func"
-    )
+    given = {"qv": qv, "alibi_slopes": alibi_slopes, "attention_chunk": attention_chunk or None}
+    for name, value in given.items():
+        if value is not None:
+            raise Unsupported(f"{name} is given, but flash_dmattn does not take it beside a key-value cache yet")
+    if isinstance(k_cache, Tensor) and k_cache.device.type != "cpu":
+        raise Unsupported(
+            f"k_cache is {said(k_cache)} on {k_cache.device}, but flash_dmattn has key-value caches on the CPU only: "
+            "give the keys in use to flash_attn_func, or packed to flash_attn_varlen_func"
+        )
+    sequences = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else len(q)
+    lengths = cache_seqlens
+    if lengths is not None and not isinstance(lengths, Tensor):
+        lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32)
+    left, right = window
+    try:
+        return flash_dmattn_with_kvcache_func(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, is_causal=causal,
+            window_size=(-1 if left is None else left, -1 if right is None or causal else right),
+            rotary=None if rotary_cos is None else (rotary_cos, rotary_sin),
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or 0, cu_seqlens_new=cu_seqlens_k_new, **options,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise again(error) from error

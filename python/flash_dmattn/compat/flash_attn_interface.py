@@ -214,16 +214,23 @@ def flash_attn_with_kvcache(
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Refused until flash_dmattn has a key-value cache."""
+    """out [B, Sq, H, Dv] of q [B, Sq, H, D] and a cache, on the CPU, or packed [total_q, H, Dv] with cu_seqlens_q; (out,
+    lse) with return_softmax_lse, lse [B, H, Sq] or [H, total_q].
+
+    k_cache and v_cache are [B or more, Sk, Hkv, D and Dv], or pages [pages, page_size, Hkv, D and Dv] of any size with
+    page_table [B, columns]. k and v are written into them behind cache_seqlens before. qv and attention_chunk are
+    refused.
+    """
     _refuse_scales(q_descale, k_descale, v_descale)
-    return _kv_cache.attend_to_cache(
+    results = _kv_cache.attend_to_cache(
         q, k_cache, v_cache, k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
         block_table=page_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
         max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens, softmax_scale=softmax_scale, causal=causal,
         window=_calls.window_of(window_size), attention_chunk=attention_chunk, softcap=softcap,
-        rotary_interleaved=rotary_interleaved, num_splits=num_splits, return_lse=return_softmax_lse,
+        rotary_interleaved=rotary_interleaved, return_lse=return_softmax_lse,
     )  # fmt: skip
+    return (results[0], empty_rows(results[1], k_cache.shape[1])) if return_softmax_lse else results
 
 
 def get_scheduler_metadata(

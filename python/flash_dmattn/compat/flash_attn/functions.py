@@ -225,13 +225,17 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Optional[Tensor] = None,
 ) -> Any:
-    """Refused until flash_dmattn has a key-value cache."""
+    """out [B, Sq, H, Dv] of q [B, Sq, H, D] and a cache, on the CPU; (out, lse) with return_softmax_lse, lse [B, H, Sq].
+
+    k_cache and v_cache are [B or more, Sk, Hkv, D and Dv], or pages [pages, page_size, Hkv, D and Dv] of any size with
+    block_table [B, columns]. k and v [B, Sn, Hkv, D and Dv] are written into them behind cache_seqlens before.
+    num_splits changes nothing. ALiBi is refused.
+    """
     return _kv_cache.attend_to_cache(
         q, k_cache, v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
         softmax_scale=softmax_scale, causal=causal, window=_calls.window_of(window_size), softcap=softcap,
-        rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
-        return_lse=return_softmax_lse, sink=s_aux,
+        rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, return_lse=return_softmax_lse, sink=s_aux,
     )  # fmt: skip
 
 
