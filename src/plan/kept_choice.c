@@ -1,7 +1,6 @@
 /* kept_choice.c: what a plan makes of a choice that was measured: a wish, which every refusal stands above. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "base/settings.h"
@@ -28,11 +27,14 @@ fdm_status plan_tune_wish(const fdm_problem *problem, const fdm_options *options
     return status;
 }
 
+/* In UTC; gmtime() has one result for all threads. Years are counted from March on, so that leap days come last. */
 static void name_day(int64_t date, char *text, size_t size) {
-    const time_t seconds = (time_t)date;
-    const struct tm *day = gmtime(&seconds);
-    if (!day || !strftime(text, size, "%Y-%m-%d", day))
-        snprintf(text, size, "once");
+    enum { SECONDS = 86400, DAYS_OF_400_YEARS = 146097, BEFORE_1970 = 719468 };
+    const int64_t days = (date > 0 ? date : 0) / SECONDS + BEFORE_1970, era = days / DAYS_OF_400_YEARS;
+    const int64_t day = days % DAYS_OF_400_YEARS, year = (day - day / 1460 + day / 36524 - day / 146096) / 365;
+    const int64_t of_year = day - (365 * year + year / 4 - year / 100), month = (5 * of_year + 2) / 153;
+    snprintf(text, size, "%04lld-%02lld-%02lld", (long long)(era * 400 + year + (month >= 10)),
+             (long long)(month < 10 ? month + 3 : month - 9), (long long)(of_year - (153 * month + 2) / 5 + 1));
 }
 
 static void append(fdm_plan *plan, const char *first, const char *second) {
@@ -41,7 +43,7 @@ static void append(fdm_plan *plan, const char *first, const char *second) {
 }
 
 void plan_apply_kept(const fdm_device *device, fdm_plan *plan) {
-    char key[TUNING_KEY_BYTES], maker[TUNING_MAKER_BYTES], day[16], words[256];
+    char key[TUNING_KEY_BYTES], maker[TUNING_MAKER_BYTES], day[32], words[256];
     struct tuning_entry entry;
     fdm_plan tuned;
     if (tuning_key(device, &plan->problem, plan->num_threads, key) || tuning_maker(device, maker) ||
