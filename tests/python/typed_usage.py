@@ -7,6 +7,7 @@ from typing import Any, Optional, Tuple
 import numpy
 import torch
 from flash_dmattn import (
+    TunedWay,
     __version__,
     attention,
     attention_backward,
@@ -20,6 +21,7 @@ from flash_dmattn import (
     merge,
     scaled_dot_product_attention,
     softmax,
+    tune,
 )
 from torch import Tensor
 from typing_extensions import assert_type
@@ -120,6 +122,13 @@ def transformers_functions() -> None:
     assert any(isinstance(each, DogeIntervalAttention) for each in model.modules())
 
 
+def tuning() -> None:
+    shape = (1, 16, 1, 8)
+    found = tune(shape, shape, dtype="float32", device="cpu", seconds=0.01, keep=False)
+    assert_type(found, "tuple[int, list[TunedWay]]")
+    assert_type(found[1][0].is_rule, bool)
+
+
 def main() -> None:
     assert_type(__version__, str)
     assert_type(get_available_backends(), "list[str]")
@@ -129,6 +138,7 @@ def main() -> None:
     cache_functions()
     jax_functions()
     transformers_functions()
+    tuning()
     assert bench.main(["--root", "no/such/folder"]) == 2
     if torch.cuda.is_available():
         cuda_functions()
