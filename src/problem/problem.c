@@ -193,14 +193,14 @@ static fdm_status resolve_matrix_as(const fdm_tensor *tensor, const char *name, 
     return FDM_OK;
 }
 
-static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_problem *p,
-                                 const int64_t *dense, struct matrix_view *view) {
-    return resolve_matrix_as(tensor, name, role, p->dtype, p->varlen, dense, p, view);
-}
-
 fdm_status problem_resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, int packed,
                                   const int64_t *dense, fdm_problem *p, struct matrix_view *view) {
     return resolve_matrix_as(tensor, name, role, p->dtype, packed, dense, p, view);
+}
+
+static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_problem *p,
+                                 const int64_t *dense, struct matrix_view *view) {
+    return problem_resolve_matrix(tensor, name, role, p->varlen, dense, p, view);
 }
 
 fdm_dtype problem_dkv_dtype(const fdm_problem *p) { return p->dkv_float32 ? FDM_FLOAT32 : p->dtype; }
@@ -344,17 +344,14 @@ static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fd
     p->heads_kv = t->k->shape[2 - packed_keys];
     p->head_dim = t->q->shape[3 - packed];
     p->head_dim_v = t->v->shape[3 - packed_keys];
-    fdm_status status = FDM_OK;
-    if (t->cache)
-        status = cache_describe(t->cache, t->k, t->v, o->max_seqlen_k, p);
-    if (status || p->varlen) {
-        return status ? status : lengths_describe(t, o, p, a);
-    }
-    p->batch = t->q->shape[0];
-    p->seqlen_q = t->q->shape[1];
-    if (!t->cache)
+    if (!p->varlen) {
+        p->batch = t->q->shape[0];
+        p->seqlen_q = t->q->shape[1];
         p->seqlen_k = t->k->shape[1];
-    return lengths_describe(t, o, p, a);
+    }
+    /* Beside a cache the keys are as many as that has room for. */
+    const fdm_status status = t->cache ? cache_describe(t->cache, t->k, t->v, o->max_seqlen_k, p) : FDM_OK;
+    return status ? status : lengths_describe(t, o, p, a);
 }
 
 static const char *device_text(fdm_device_id device, char *text, size_t size) {
