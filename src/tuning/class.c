@@ -7,12 +7,14 @@
 #include "base/error.h"
 #include "cuda/cuda.h"
 
-/* The least of 2^e (n + i) / n with i = 1 .. n that is not below `value`. */
+/* The least of 2^e (n + i) / n with i = 1 .. n that is not below `value`; INT64_MAX for all above a quarter of it. */
 static int64_t edge_of(int64_t value, int64_t parts) {
     int64_t octave = 1;
     if (value <= parts)
         return value < 0 ? 0 : value;
-    while (octave <= INT64_MAX / 4 && 2 * octave < value)
+    if (value > INT64_MAX / 4)
+        return INT64_MAX;
+    while (2 * octave < value)
         octave *= 2;
     const int64_t step = octave / parts;
     return octave + (value - octave + step - 1) / step * step;
@@ -24,7 +26,9 @@ int64_t tuning_length_edge(int64_t length) {
 int64_t tuning_batch_edge(int64_t count) { return edge_of(count, 4); }
 
 /* A window's side: -1 without one, else its octave. */
-static int64_t side_edge(int64_t side) { return side < 0 ? -1 : edge_of(side + 1, 1) - 1; }
+static int64_t side_edge(int64_t side) {
+    return side < 0 ? -1 : side == INT64_MAX ? INT64_MAX : edge_of(side + 1, 1) - 1;
+}
 
 /* "b1hq0k1" as the axes that a mask or bias has: 1 where an axis is one for all. */
 static void name_axes(char *text, size_t size, const int64_t *shape) {

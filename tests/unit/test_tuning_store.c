@@ -79,6 +79,8 @@ static void edges_are_upper_and_rise(void **state) {
         last = edge;
     }
     assert_true(tuning_length_edge(INT64_MAX / 4) >= INT64_MAX / 4);
+    assert_true(tuning_length_edge(INT64_MAX / 4 + 1) == INT64_MAX && tuning_length_edge(INT64_MAX) == INT64_MAX);
+    assert_true(tuning_batch_edge(INT64_MAX / 4) <= INT64_MAX / 2 && tuning_batch_edge(INT64_MAX) == INT64_MAX);
 }
 
 static void keys_say_what_matters(void **state) {
@@ -87,6 +89,10 @@ static void keys_say_what_matters(void **state) {
     char key[TUNING_KEY_BYTES], other[TUNING_KEY_BYTES];
     fdm_problem p = fdm_problem_default(), q;
     assert_int_equal(fdm_device_from_name("cpu", &device), FDM_OK);
+    p.window_left = INT64_MAX - 1; /* the widest windows that a caller can name */
+    p.window_right = INT64_MAX;
+    assert_int_equal(tuning_key(&device, &p, 1, key), FDM_OK);
+    p.window_left = p.window_right = -1;
     p.seqlen_q = p.seqlen_k = 1000;
     assert_int_equal(tuning_key(&device, &p, 2, key), FDM_OK);
 #define DIFFERS(change, differs)                                 \
