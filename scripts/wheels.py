@@ -5,7 +5,7 @@ The Python files and the metadata come from a wheel that pip builds here; each t
 `fdm` in the place of those. Then three things are checked: the libraries and symbol versions that the binaries need
 are those of the target's tag, the wheel has less than MOST_BYTES, and what this machine can run is run: tests/python
 in a fresh environment (x86-64 Linux), the C checks of the CPU (musl; Windows where wine is installed; AArch64 where
-QEMU is), and under wine the tool and the tests of UNIT_TESTS too. The script says of each target what was only built.
+QEMU is), under wine the tool and the tests of UNIT_TESTS, and under QEMU tests/wheel by Debian's Python for AArch64. The script says of each target what was only built.
 Usage: scripts/wheels.sh [--list] [TARGET ...]
 """
 
@@ -148,23 +148,30 @@ def make_headers(native: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def make_cmocka(target: Target) -> pathlib.Path:
-    """A folder with cmocka for the target, from Debian's sources, which apt checks: no package of Debian has it for
-    another system. It is of the release that this machine has."""
-    folder = WORK / "cmocka"
-    if (folder / "cmocka.pc").exists():
-        return folder
+def own_apt(folder: pathlib.Path, kind: str, *options: str) -> list[str]:
+    """The words of an apt-get that knows `kind` (deb or deb-src) of this machine's release of Debian, in lists of its own."""
     release = re.search(r"(?m)^VERSION_CODENAME=(\w+)$", pathlib.Path("/etc/os-release").read_text())[1]
     known = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages", "Component: main")
     place = next((line.split()[0] for line in known.splitlines() if line.split()[1:] == [release]), None)
     if not place:
-        sys.exit(f"wheels: apt knows no place of Debian {release}, whose sources of cmocka the tests under wine need")
-    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-    (folder / "sources.list").write_text(f"deb-src {place} {release} main\n")
+        sys.exit(f"wheels: apt knows no place of Debian {release}, whose packages the tests of other systems need")
+    for part in ("lists/partial", "cache/archives/partial"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    (folder / "sources.list").write_text(f"{kind} {place} {release} main\n")
+    (folder / "status").touch()
     apt = ["apt-get", "-qq", "-o", f"Dir::Etc::sourcelist={folder}/sources.list", "-o", "Dir::Etc::sourceparts=-",
-           "-o", f"Dir::State::lists={folder}/lists", "-o", "APT::Sandbox::User="]
+           "-o", f"Dir::State::lists={folder}/lists", "-o", "APT::Sandbox::User=", *options]
     run(*apt, "update")
-    run(*apt, "source", "--download-only", "cmocka", cwd=folder)
+    return apt
+
+
+def make_cmocka(target: Target) -> pathlib.Path:
+    """A folder with cmocka for the target, from Debian's sources, which apt checks: no package of Debian has it for
+    another system."""
+    folder = WORK / "cmocka"
+    if (folder / "cmocka.pc").exists():
+        return folder
+    run(*own_apt(folder, "deb-src"), "source", "--download-only", "cmocka", cwd=folder)
     with tarfile.open(next(folder.glob("cmocka_*.orig.tar.*[!c]"))) as tar:
         tar.extractall(folder / "unpacked", filter="data")
     source = next((folder / "unpacked").iterdir())
@@ -424,6 +431,37 @@ def run_python(wheel: pathlib.Path) -> list[str]:
             zip(told, ("tests/wheel without torch", "a part of tests/python with torch"))]
 
 
+def make_arm64_python() -> pathlib.Path:
+    """The root folder of Debian's Python for AArch64, unpacked; nothing of it is installed."""
+    folder = WORK / "python-aarch64"
+    root = folder / "root"
+    if not (root / "usr" / "bin" / "python3").exists():
+        own = ("APT::Architecture=arm64", "APT::Architectures=arm64", f"Dir::State::status={folder}/status",
+               f"Dir::Cache={folder}/cache")
+        apt = own_apt(folder, "deb", *(word for option in own for word in ("-o", option)))
+        run(*apt, "install", "--download-only", "--yes", "--no-install-recommends", "python3", "libstdc++6")
+        for package in (folder / "cache" / "archives").glob("*.deb"):
+            run("dpkg-deb", "-x", package, root)
+    return root
+
+
+def run_arm64_python(wheel: pathlib.Path, tool: pathlib.Path) -> str:
+    """Runs tests/wheel by Debian's Python for AArch64 under QEMU, with the wheel and PyPI's NumPy for it."""
+    root, site, wrapper = make_arm64_python(), WORK / "python-aarch64" / "site", WORK / "python-aarch64" / "python"
+    version = (root / "usr" / "bin" / "python3").readlink().name.removeprefix("python")
+    shutil.rmtree(site, ignore_errors=True)
+    of = [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (17, 27, 28)]
+    run(sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", site, *of,
+        "--only-binary=:all:", "--python-version", version, "numpy", "pytest", wheel)
+    # Programs that the tests start are these scripts: only QEMU can start a program of AArch64.
+    for script, program in ((wrapper, root / "usr" / "bin" / "python3"), (wrapper.with_name("fdm"), tool)):
+        script.write_text(f'#!/bin/sh\nexec qemu-aarch64 -L "{root}" -E PYTHONPATH="{site}" "{program}" "$@"\n')
+        script.chmod(0o755)
+    told = run(wrapper, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / "tests" / "wheel", cwd=WORK,
+               env=os.environ | {"FDM_PYTHON": str(wrapper), "FDM_TOOL": str(wrapper.with_name("fdm"))})
+    return f"{told.strip().splitlines()[-1]} (tests/wheel under QEMU, Python {version} and NumPy of AArch64)"
+
+
 # ---- compiled kernels ----
 
 ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
@@ -501,6 +539,8 @@ def main() -> None:
         examples = run_examples(name, target, archive)
         if name == "manylinux-x86_64":
             ran += run_python(wheel)
+        if name == "manylinux-aarch64" and shows_checks(target):
+            ran.append(run_arm64_python(wheel, built / target.tool))
         if target.runner == "wine" and shows_checks(target):
             ran += run_wine(built)
         print(f"{name}: {wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s; "

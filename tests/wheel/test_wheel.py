@@ -1,5 +1,6 @@
 """test_wheel.py: the package as installed, without torch: NumPy arrays against float64 NumPy, and the tool."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,6 +11,10 @@ import flash_dmattn
 import numpy as np
 import pytest
 from flash_dmattn import attention, attention_backward
+
+# Programs that a test starts. scripts/wheels.py names its own where Python itself runs under an emulator.
+PYTHON = os.environ.get("FDM_PYTHON", sys.executable)
+TOOL = os.environ.get("FDM_TOOL") or str(pathlib.Path(sysconfig.get_paths()["scripts"]) / "fdm")
 
 
 def softmax_weights(q, k, scale, visible):
@@ -79,17 +84,16 @@ def test_a_library_of_another_system_is_one_sentence(tmp_path):
     for module in package.glob("_native*"):
         module.write_bytes(b"of another system")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import flash_dmattn"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True)
     last = told.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: the compiled part of flash_dmattn cannot be loaded here"), told.stderr
 
 
 def test_torch_was_not_needed():
     code = "import sys; from flash_dmattn import attention, masks; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert subprocess.run([PYTHON, "-c", code]).returncode == 0
 
 
 def test_the_tool_came_along():
-    tool = pathlib.Path(sysconfig.get_paths()["scripts"]) / "fdm"
-    done = subprocess.run([tool, "info", "--json"], capture_output=True, text=True)
+    done = subprocess.run([TOOL, "info", "--json"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("{"), done.stderr
