@@ -53,7 +53,7 @@ fi
 
 wheels=("meson>=1.3,<2" "ninja" "meson-python>=0.16")
 case $level in
-test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "matplotlib" "safetensors" "nvidia-cuda-nvrtc>=13,<14" "transformers>=5.17,<5.24" "jax>=0.10") ;;
+test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "pytest-xdist" "matplotlib" "safetensors" "nvidia-cuda-nvrtc>=13,<14" "transformers>=5.17,<5.24" "jax>=0.10") ;;
 esac
 case $level in
 ci | site | release) wheels+=("sphinx>=8.1,<10" "myst-parser>=4,<6" "furo>=2025.12") ;;

@@ -40,6 +40,7 @@ def compiled(function, dynamic, counter=None):
     return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=counter or "aot_eager")
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_every_option(name, dynamic):

@@ -264,6 +264,7 @@ def test_gradients_of_keys_are_added_without_rounding(dtype):
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("ranks, count", [(2, 150), (3, 70), (4, 50)])
 def test_random_problems(tmp_path, ranks, count):
     run_ranks(tmp_path, ranks, "problems", os.environ.get("FDM_TEST_SEED", 11), count)

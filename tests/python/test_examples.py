@@ -23,6 +23,7 @@ def run(*arguments):
     return subprocess.run([sys.executable, str(SCRIPT), *TINY, *arguments], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.rotates(2)
 def test_training_on_two_ranks_is_that_on_one():
     script = ROOT / "examples" / "train_context_parallel.py"
     tiny = "--seq 200 --block 16 --layers 2 --width 32 --steps 6 --json".split()
@@ -62,6 +63,7 @@ def test_a_window_that_hides_nothing_sees_every_causal_pair(tmp_path):
     assert json.loads(done.stdout)["visible_fraction"] == 1.0
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_autocast_learns_what_float32_learns(dtype, tmp_path):
     reports = []
@@ -109,6 +111,7 @@ def test_the_ways_of_the_comparison_are_one_model(comparison):
     assert (dense - first).abs().max() > 1e-3
 
 
+@pytest.mark.rotates(2)
 def test_the_comparison_reports(comparison, tmp_path, capsys):
     small = ["--layers", "1", "--width", "32", "--heads", "2", "--batch", "2", "--window", "8"]
     assert comparison.main(["--seq", "64", "48", "--steps", "10", "4", "--out", str(tmp_path), *small]) == 0
@@ -158,6 +161,7 @@ def test_the_example_for_users_of_flash_attn(tmp_path):
     assert "these have no dropout" in done.stdout
 
 
+@pytest.mark.rotates(2)
 def test_the_examples_for_users_of_other_interfaces(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "moving.md").read_text(), re.M | re.S)
     assert len(blocks) == 3
@@ -174,6 +178,7 @@ def test_dynamic_mask_layer_generates_what_it_trains(device):
     assert "48 generated rows" in done.stdout and float(re.search(r"dt_proj: (\S+)", done.stdout)[1]) > 0
 
 
+@pytest.mark.rotates(2)
 def test_serve_gives_each_request_its_own_tokens():
     """Pages of an odd size, too few for all requests, prompts cut into chunks."""
     script = ROOT / "examples" / "serve.py"

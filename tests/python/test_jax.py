@@ -79,6 +79,7 @@ def close(have, want, error):
     np.testing.assert_allclose(np.asarray(have, np.float64), np.asarray(want, np.float64), atol=error * scale, rtol=0)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("name", NAMES)
 def test_forward_and_gradients(name, dtype):

@@ -72,6 +72,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("program", [FORK, FORK_NUMPY, FORK_BEFORE_IMPORT])
 def test_fork_after_use(program):
     # A child that hangs goes with its parent's session.
@@ -146,6 +147,7 @@ print(torch.cat([each.detach().double().flatten() for each in (out, q.grad, k.gr
 """
 
 
+@pytest.mark.rotates(2)
 def test_a_pytorch_without_the_quick_functions():
     def results(missing):
         command = [sys.executable, "-c", OLDER if missing else OLDER.replace("del torch", "torch"), missing or "table"]

@@ -57,11 +57,9 @@ def tree(tmp_path):
             shutil.copy(SCRIPTS / name, tmp_path / "scripts" / name)
         (tmp_path / "log.json").write_text("".join(json.dumps(row) + "\n" for row in MESON_LOG))
         (tmp_path / "python.xml").write_text(PYTEST_REPORT)
-        (tmp_path / "tools.xml").write_text(QUIET_REPORT)
         cases = "".join(f'    *"{words}"*) exit 3 ;;\n' for words in failing)
         made = {"meson": "    *setup*) mkdir -p build; touch build/build.ninja ;;\n    *test*) cp log.json build/meson-logs/testlog.json ;;\n",
-                "python": "    *tests/python) cp python.xml build/meson-logs/pytest-python.xml ;;\n"
-                          "    *tests/cli*) cp tools.xml build/meson-logs/pytest-tools.xml ;;\n"}
+                "python": "    *tests/python*) cp python.xml build/meson-logs/pytest.xml ;;\n"}
         for name in ("meson", "ninja", "pip", "python"):
             executable(tmp_path / ".venv" / "bin" / name, STUB.format(name=name, cases=cases + made.get(name, "")))
         for name in ("scripts/setup.sh", "scripts/test_install.sh", "build/fdm"):
@@ -79,7 +77,7 @@ def run(tree: pathlib.Path, script: str):
 
 
 STAGES = {"set-up": "setup.sh test", "build": "ninja -C build", "C tests": "meson test", "package": "pip install",
-          "Python tests": "tests/python", "tool and script tests": "tests/cli tests/scripts", "install test": "test_install.sh"}
+          "Python tests": "tests/python tests/cli tests/scripts", "install test": "test_install.sh"}
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -91,7 +89,7 @@ def test_one_stage_that_fails_ends_nothing(tree, name):
     done, calls = run(folder, "test.sh")
     assert done.returncode == 1
     assert all(words in calls for words in STAGES.values())
-    reported = name in ("C tests", "Python tests", "tool and script tests")
+    reported = name in ("C tests", "Python tests")
     assert done.stdout.splitlines()[-1] == f"failed: {name}" + (" (there is no report)" if reported else "")
     assert f"== {name}: failed after " in done.stdout
     assert all(f"{each} " in done.stdout.splitlines()[-2] for each in STAGES) and " s in all" in done.stdout
