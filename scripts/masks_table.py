@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""masks_table.py: writes the measured tables of docs/masks.md and docs/lab/masks_on_device.md from results of
+"""masks_table.py: writes the measured tables of docs/lab/dynamic_masks.md and docs/lab/masks_on_device.md from results of
 `bench/masks_cuda.py --json FILE` and `bench/train_dynamic_masks.py --out DIR`.
 
 Replaces what stands between "<!-- NAME measured -->" and "<!-- end of NAME measured -->", where NAME is a part that the result
@@ -14,7 +14,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ("docs/masks.md", "docs/lab/masks_on_device.md")
+PAGES = ("docs/lab/dynamic_masks.md", "docs/lab/masks_on_device.md")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
