@@ -205,6 +205,8 @@ typedef struct fdm_cache {
  *     bias                           [B|1, H|Hkv|1, Sq|1, Sk|1]      q's dtype or float32
  *     dbias                          shape and dtype of bias
  *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
+ *     row_start, row_end             [B|1, H|Hkv|1, n, Sq]           int32; row i sees keys start <= j < end of one
+ *                                                                    of its n ranges, n from 1 to 4. CPU only
  *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
  *
  * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
@@ -220,6 +222,7 @@ typedef struct fdm_cache {
  *     lse, dlse                      [H, total_q]
  *     mask, bias                     [B|1, H|Hkv|1, max_seqlen_q|1, max_seqlen_k|1]    indices within the sequence
  *     interval_start, interval_end   [H|Hkv|1, total_k]                                rows within the sequence
+ *     row_start, row_end             [H|Hkv|1, n, total_q]                             keys within the sequence
  *
  * cu_seqlens begin with 0 or above, never fall, and end with at most total_q and total_k; no sequence is longer than
  * max_seqlen_q or max_seqlen_k.
@@ -264,6 +267,7 @@ typedef struct fdm_tensors {
     fdm_tensor *dsink; /* as dbias */
     const fdm_tensor *seqused_q, *seqused_k;
     const fdm_cache *cache; /* forward; NULL: k and v are the call's own */
+    const fdm_tensor *row_start, *row_end;
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -406,7 +410,10 @@ typedef struct fdm_problem {
     int32_t rotary_dim, rotary_interleaved; /* 0: nothing turns */
     int32_t dkv_float32;                    /* 1: dk and dv are float32 beside a dtype of 16 bits */
     int32_t add_dkv;
-    int32_t reserved[13]; /* 0 */
+    int32_t has_row_intervals;
+    int64_t row_interval_batch, row_interval_heads; /* extents, 1 = broadcast */
+    int32_t row_ranges;                             /* of a row: n of [B, h, n, Sq] */
+    int32_t reserved[7];                            /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

@@ -269,4 +269,15 @@ MUTATIONS = [
         "if (valid && fgetc(file) != EOF) {",
         "if (valid && fgetc(file) == -2) {",
         "test_cuda_cache"),
+    # row intervals
+    Mutation(
+        "a row's range a key longer", "src/families/cpu/visible.c",
+        "const int64_t end = lower(ranges.end[n * ranges.end_step] - window->first, count);",
+        "const int64_t end = lower(ranges.end[n * ranges.end_step] - window->first + 1, count);",
+        "test_visible"),
+    Mutation(
+        "a walk that ends before a row's last key", "src/problem/interval_views.c",
+        "hull.last = end > hull.last ? end : hull.last;",
+        "hull.last = end > hull.last ? end - 1 : hull.last;",
+        "test_visible"),
 ]

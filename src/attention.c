@@ -50,7 +50,7 @@ static const char *const broken[OF_PLAN] = {
     [FACT_KEYS_MAPPABLE] = FOR_OTHERS("k and v" MAPPABLE),
     [FACT_SCORES_MAPPABLE] = FOR_OTHERS("a mask and bias" MAPPABLE),
     [SAME_SHAPES] = "the tensors have other shapes or another dtype than the plan",
-    [SAME_SCORES] = "the tensors have another mask, bias, sink or key intervals than the plan",
+    [SAME_SCORES] = "the tensors have another mask, bias, sink, key or row intervals than the plan",
     [SAME_CACHE] = "the tensors have another cache, table, new keys or rotary tables than the plan",
     [SAME_OUTPUTS] = "the call has other outputs or gradients than the plan",
 };

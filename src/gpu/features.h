@@ -51,6 +51,7 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
     X(BIAS_ROWS, "biases with query rows", gpu_bias_rows(p))                                                      \
     X(BIAS_KEYS, "biases that query rows share", p->has_bias && !gpu_bias_rows(p))                                \
     X(INTERVALS, "key intervals", p->has_intervals)                                                               \
+    X(ROW_INTERVALS, "row intervals", p->has_row_intervals)                                                       \
     X(VARLEN, "packed sequences", p->varlen)                                                                      \
     X(SOFTCAP, "softcap", p->softcap > 0)                                                                         \
     X(SINK, "learnable sinks", p->has_sink)                                                                       \
@@ -72,8 +73,9 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-    /* All that a kernel takes as it takes rows and keys: lengths on the device and caches are each kernel's own. */
-    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE)
+    /* What a kernel takes as it takes rows and keys. Row intervals, lengths on the device and caches are not in it. */
+    GPU_EVERY_FEATURE =
+        ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE)
 };
 
 /* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */

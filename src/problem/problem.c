@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/struct_bytes.h"
+#include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/lengths.h"
 #include "problem/problem_fields.h"
@@ -137,13 +138,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
     if (!status && p->has_bias && p->bias_dtype != p->dtype && p->bias_dtype != FDM_FLOAT32)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32 or q's %s",
                            fdm_dtype_name(p->bias_dtype), fdm_dtype_name(p->dtype));
-    if (!status && p->has_intervals && p->interval_batch != 1 && p->interval_batch != p->batch)
-        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "key intervals have batch %lld; it must be 1 or %lld",
-                           (long long)p->interval_batch, (long long)p->batch);
-    if (!status && p->has_intervals && p->interval_heads != 1 && p->interval_heads != p->heads &&
-        p->interval_heads != p->heads_kv)
-        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "key intervals have %lld heads; it must be 1, %lld or %lld",
-                           (long long)p->interval_heads, (long long)p->heads_kv, (long long)p->heads);
+    if (!status)
+        status = intervals_validate(p);
     if (!status && p->needs_dbias && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
     if (!status && p->has_lse_low && !p->has_bias)
@@ -285,46 +281,6 @@ static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct att
     return FDM_OK;
 }
 
-static fdm_status resolve_intervals(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
-    if (!t->interval_start || !t->interval_end)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "interval_%s is missing; key intervals are a pair",
-                         t->interval_start ? "end" : "start");
-    int32_t packed = p->varlen ? 1 : 0;
-    const fdm_tensor *pair[2] = {t->interval_start, t->interval_end};
-    const char *names[2] = {"interval_start", "interval_end"};
-    fdm_status status = FDM_OK;
-    for (int i = 0; i < 2 && !status; i++) {
-        status = tensor_check(pair[i], names[i], 3 - packed, TENSOR_INPUT, 0);
-        if (!status)
-            status = expect_dtype(pair[i], names[i], FDM_INT32);
-    }
-    if (status)
-        return status;
-    p->has_intervals = 1;
-    p->interval_batch = packed ? 1 : pair[0]->shape[0];
-    p->interval_heads = pair[0]->shape[1 - packed];
-    int64_t expected[3] = {p->interval_batch, p->interval_heads, packed ? p->total_k : p->seqlen_k};
-    status = fdm_problem_validate(p);
-    for (int i = 0; i < 2 && !status; i++)
-        status = expect_shape(pair[i], names[i], expected + packed);
-    if (status)
-        return status;
-    /* An empty tensor may have no address; one that is present never is NULL. */
-    static const int32_t no_keys;
-    int axis = packed ? 0 : 1;
-    a->intervals =
-        (struct interval_view){.start = tensor_data(pair[0]) ? (const int32_t *)tensor_data(pair[0]) : &no_keys,
-                               .end = tensor_data(pair[1]) ? (const int32_t *)tensor_data(pair[1]) : &no_keys,
-                               .start_batch = packed ? 0 : tensor_stride(pair[0], 0),
-                               .end_batch = packed ? 0 : tensor_stride(pair[1], 0),
-                               .start_head = tensor_stride(pair[0], axis),
-                               .end_head = tensor_stride(pair[1], axis),
-                               .start_key = tensor_stride(pair[0], axis + 1),
-                               .end_key = tensor_stride(pair[1], axis + 1),
-                               .group = p->heads / p->interval_heads};
-    return FDM_OK;
-}
-
 static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fdm_problem *p, struct attention *a) {
     p->varlen = t->cu_seqlens_q || t->cu_seqlens_k;
     int32_t packed = p->varlen ? 1 : 0, packed_keys = packed && !t->cache;
@@ -365,7 +321,7 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
 }
 
 /* The tensors of a call by name, those of every pass first. */
-enum { NUM_Q = 0, NUM_OF_FORWARD = 26, NUM_TENSORS = 33 };
+enum { NUM_Q = 0, NUM_OF_FORWARD = 28, NUM_TENSORS = 35 };
 static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
     static const fdm_cache none;
     const int32_t forward = pass == FDM_FORWARD, backward = !forward;
@@ -379,6 +335,8 @@ static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tenso
         {"bias", t->bias, 0, 0},
         {"interval_start", t->interval_start, 0, 0},
         {"interval_end", t->interval_end, 0, 0},
+        {"row_start", t->row_start, 0, 0},
+        {"row_end", t->row_end, 0, 0},
         {"cu_seqlens_q", t->cu_seqlens_q, 0, 0},
         {"cu_seqlens_k", t->cu_seqlens_k, 0, 0},
         {"seqused_q", t->seqused_q, 0, 0},
@@ -519,8 +477,7 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
                   : (status = resolve_matrix(t->k, "k", TENSOR_INPUT, &p, k_shape, &a->k)) ||
                         (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v))) ||
         (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
-        ((t->interval_start || t->interval_end) && (status = resolve_intervals(t, &p, a))) ||
-        (status = sinks_resolve(t, &p, a)) ||
+        (status = intervals_resolve(t, &p, a)) || (status = sinks_resolve(t, &p, a)) ||
         (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
         (status = tensors_check_apart(all, pass == FDM_FORWARD ? NUM_OF_FORWARD : NUM_TENSORS)))
         return status;

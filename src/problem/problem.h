@@ -27,6 +27,14 @@ struct interval_view {
     int64_t group;
 };
 
+/* Row intervals: start and end of range n of (b, h, i). varlen: as above, i counting rows of q. */
+struct row_interval_view {
+    const int32_t *start, *end; /* NULL when absent */
+    int64_t start_batch, start_head, start_range, start_row;
+    int64_t end_batch, end_head, end_range, end_row;
+    int64_t group;
+};
+
 /* lse, dlse: element (b, h, i). varlen: batch is 0 and i counts from the start of the packed tensor. */
 struct row_view {
     char *data;
@@ -73,6 +81,7 @@ struct attention {
     struct matrix_view q, k, v, out, dout, dq, dk, dv;
     struct score_view mask, bias, dbias;
     struct interval_view intervals;
+    struct row_interval_view row_intervals;
     struct sink_view sink, dsink;
     struct row_view lse, lse_low, dlse;
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense; cu_seqlens_k beside a cache, too */

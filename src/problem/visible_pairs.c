@@ -1,7 +1,7 @@
 /* visible_pairs.c: visible pairs of a call, from intervals and ranges where there is no dense mask. */
 #include "base/error.h"
 #include "base/struct_bytes.h"
-#include "problem/problem.h"
+#include "problem/interval_views.h"
 
 enum { BLOCK_KEYS = 64 };
 
@@ -55,6 +55,21 @@ static int64_t count_lengths(const char *mask, int64_t key_stride, const struct 
     return pairs;
 }
 
+/* Where row intervals are given: every pair by itself, of keys whose rows are known. */
+static int64_t count_rows(const struct attention *a, const struct sequence *s, int64_t b, int64_t h, int64_t j,
+                          const struct row_range *ranges, int64_t count) {
+    const struct score_view *mask = &a->mask;
+    const char *bytes = a->problem->has_mask ? mask->data + b * mask->batch + h / mask->group * mask->head : NULL;
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < s->seqlen_q; i++) {
+        const struct row_ranges of_row = row_ranges_of(a, s, b, h, i);
+        for (int64_t n = 0; n < count; n++)
+            pairs += ranges[n].first <= i && i < ranges[n].last && row_ranges_hold(&of_row, j + n) &&
+                     (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
+    }
+    return pairs;
+}
+
 static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
     const struct score_view *mask = &a->mask;
     struct sequence s = attention_sequence(a, b);
@@ -70,7 +85,9 @@ static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
         const char *block = NULL; /* the same for every row: a stride of 0, or no mask */
         if (a->problem->has_mask)
             block = mask->data + b * mask->batch + h / mask->group * mask->head + j * mask->key;
-        if (block && mask->row)
+        if (a->problem->has_row_intervals)
+            pairs += count_rows(a, &s, b, h, j, ranges, count);
+        else if (block && mask->row)
             pairs += count_set(block, mask->row, mask->key, ranges, count);
         else
             pairs += count_lengths(block, mask->key, ranges, count);
@@ -94,6 +111,8 @@ fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tens
     int64_t shared = described.heads;
     if (described.has_intervals)
         shared = attention.intervals.group;
+    if (described.has_row_intervals && attention.row_intervals.group < shared)
+        shared = attention.row_intervals.group;
     if (described.has_mask && attention.mask.group < shared)
         shared = attention.mask.group;
     *pairs = 0;

@@ -17,6 +17,8 @@
     X(BIAS, "bias")                 \
     X(START, "interval_start")      \
     X(END, "interval_end")          \
+    X(ROW_START, "row_start")       \
+    X(ROW_END, "row_end")           \
     X(CU_Q, "cu_seqlens_q")         \
     X(CU_K, "cu_seqlens_k")         \
     X(SINK, "sink")                 \
@@ -127,6 +129,17 @@ const struct named_case *named_case(int64_t number);
 int trial_contradict(struct trial *trial, int on);
 uint64_t random_bits(struct trial *trial);
 int64_t random_below(struct trial *trial, int64_t n);
+/* One of some values. */
+int64_t random_pick(struct trial *trial, const int64_t *values, int64_t count);
+#define PICK(trial, ...) \
+    random_pick(trial, (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+/* Rows of q (CU_Q) or k (CU_K) of sequence b, of the one that is dense: all. */
+int64_t trial_length(const struct trial *trial, enum role role, int64_t b, int dense);
+/* Whether masks hide a long stretch of keys. */
+int trial_hides_many(const struct trial *trial);
+/* draw_intervals.c. documents: the key intervals are those of documents. */
+void draw_intervals(struct trial *trial, int documents);
+void draw_row_intervals(struct trial *trial);
 /* The problem of a seed. */
 void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);
 /* The number-th of the named cases. */

@@ -38,11 +38,9 @@ static double normal(struct trial *trial) {
     return sqrt(-2 * log(a)) * cos(6.283185307179586 * b);
 }
 
-static int64_t pick(struct trial *trial, const int64_t *values, int64_t count) {
+int64_t random_pick(struct trial *trial, const int64_t *values, int64_t count) {
     return values[random_below(trial, count)];
 }
-#define PICK(trial, ...) \
-    pick(trial, (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
 #define PICK_WAY(trial, ...) \
     (const int64_t[]){__VA_ARGS__}[way_below(trial, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))]
 
@@ -272,7 +270,7 @@ static void draw_score_shape(struct trial *t, int64_t shape[4]) {
 }
 
 /* Of a sequence, or of the longest where all of them share what is drawn. */
-static int64_t length_of(const struct trial *t, enum role cu, int64_t b, int is_shared) {
+int64_t trial_length(const struct trial *t, enum role cu, int64_t b, int is_shared) {
     const struct guarded *g = &t->g[cu];
     if (!t->varlen || is_shared)
         return cu == CU_Q ? t->seqlen_q : t->seqlen_k;
@@ -280,14 +278,14 @@ static int64_t length_of(const struct trial *t, enum role cu, int64_t b, int is_
 }
 
 /* A long stretch of hidden keys. */
-static int hides_many(const struct trial *t) { return t->lengthy && t->seqlen_k > t->seqlen_q; }
+int trial_hides_many(const struct trial *t) { return t->lengthy && t->seqlen_k > t->seqlen_q; }
 
 /* Where element n of a mask or bias begins a head, its form is placed anew. */
 static void place_in_head(struct trial *t, struct structure *s, const int64_t shape[4], int64_t n) {
     const int64_t b = n / (shape[1] * shape[2] * shape[3]);
     if (n % (shape[2] * shape[3]) == 0)
-        structure_place(s, t, shape[2] > 1 ? length_of(t, CU_Q, b, shape[0] == 1) : 1,
-                        shape[3] > 1 ? length_of(t, CU_K, b, shape[0] == 1) : 1);
+        structure_place(s, t, shape[2] > 1 ? trial_length(t, CU_Q, b, shape[0] == 1) : 1,
+                        shape[3] > 1 ? trial_length(t, CU_K, b, shape[0] == 1) : 1);
 }
 static int is_seen(const struct structure *s, const int64_t shape[4], int64_t n) {
     return structure_sees(s, n / shape[3] % shape[2], n % shape[3]);
@@ -299,8 +297,8 @@ static void draw_mask(struct trial *t) {
     draw_score_shape(t, shape);
     guarded_make(&t->g[MASK], t, FDM_BOOL, 4, shape, t->named ? 2 : 3);
     const double density = (double)PICK(t, 0, 10, 50, 90, 100) / 100;
-    const int blocky = random_below(t, 2) == 0, formed = hides_many(t) || random_below(t, 4);
-    structure_draw(&form, t, hides_many(t));
+    const int blocky = random_below(t, 2) == 0, formed = trial_hides_many(t) || random_below(t, 4);
+    structure_draw(&form, t, trial_hides_many(t));
     if (formed)
         structure_name(&form, t->forms[0], sizeof t->forms[0]);
     const int64_t elements = guarded_elements(&t->g[MASK]);
@@ -327,11 +325,11 @@ static double lowest_of(fdm_dtype dtype) {
 static void fill_bias(struct trial *t, const int64_t shape[4]) {
     struct structure form;
     const int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, NUM_BIAS_KINDS);
-    const int formed = hides_many(t) || (kind >= FORMED && kind < FORMED + FORMED_KINDS);
+    const int formed = trial_hides_many(t) || (kind >= FORMED && kind < FORMED + FORMED_KINDS);
     const double lowest = lowest_of(fdm_dtype_of(&t->g[BIAS].tensor));
     const double huge = kind == LOWEST ? lowest : fmax((double)PICK(t, -65504, -1000000, -1000000000), lowest);
     const double slope = kind == RISING ? 0.5 : kind == FALLING ? -0.5 : 0; /* 32 in a tile of 64 keys */
-    structure_draw(&form, t, hides_many(t));
+    structure_draw(&form, t, trial_hides_many(t));
     if (formed)
         structure_name(&form, t->forms[1], sizeof t->forms[1]);
     t->huge = kind == LOWEST || (kind >= ALL_HUGE && kind <= ROWS_HUGE);
@@ -358,62 +356,6 @@ static void draw_bias(struct trial *t) {
     const fdm_dtype dtype = way_below(t, t->scored ? 4 : 2) || t->alike ? t->dtype : FDM_FLOAT32;
     guarded_make(&t->g[BIAS], t, dtype, 4, shape, t->named ? 2 : 3);
     fill_bias(t, shape);
-}
-
-/* Any rows, from the diagonal on, and those of the W best keys. */
-static void draw_interval(struct trial *t, int64_t kind, int64_t key, int64_t *start, int64_t *end) {
-    enum { CAUSAL, TOP_W = 3 };
-    *start = kind == CAUSAL || kind == TOP_W ? key : random_below(t, t->seqlen_q + 4) - 2;
-    *end = kind == CAUSAL  ? key + 1 + random_below(t, 40)
-           : kind == TOP_W ? key + random_below(t, PICK(t, 1, 1, 8, 100, 1000))
-                           : *start + random_below(t, t->seqlen_q + 2) - 1;
-    *start = random_below(t, 20) == 0 ? INT32_MIN : *start;
-    *end = random_below(t, 4) == 0 ? INT32_MAX : *end;
-}
-
-/* The rows of a form that see a key, from the first to the last of them. */
-static void interval_of(struct trial *t, const struct structure *s, int64_t rows, int64_t key, int64_t *start,
-                        int64_t *end) {
-    *start = 0;
-    *end = rows;
-    while (*start < rows && !structure_sees(s, *start, key))
-        ++*start;
-    while (*end > *start && !structure_sees(s, *end - 1, key))
-        --*end;
-    if (*start < *end && *start == 0 && random_below(t, 2))
-        *start = INT32_MIN;
-    if (*start < *end && *end == rows && random_below(t, 2))
-        *end = INT32_MAX;
-}
-
-static void draw_intervals(struct trial *t, int documents) {
-    const int64_t most = documents ? t->heads_kv : t->heads, of_all = t->varlen ? t->total_k : t->seqlen_k;
-    const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, most), of_all};
-    const int packed = t->varlen;
-    struct structure form;
-    for (int i = 0; i < 2; i++)
-        guarded_make(&t->g[START + i], t, FDM_INT32, 3 - packed, shape + packed, 3);
-    const int64_t heads = (packed ? 1 : shape[0]) * shape[1], kind = random_below(t, t->keyed ? 4 : 3);
-    const int formed = documents || hides_many(t) || random_below(t, 3) == 0;
-    int64_t n = 0, start, end;
-    structure_draw(&form, t, hides_many(t));
-    if (documents)
-        form = (struct structure){.count = 1, .parts[0].kind = STRUCTURE_DOCUMENTS};
-    if (formed)
-        structure_name(&form, t->forms[2], sizeof t->forms[2]);
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t b = 0; b < (packed ? t->batch : 1); b++) {
-            const int64_t rows = length_of(t, CU_Q, b, !packed), keys = length_of(t, CU_K, b, !packed);
-            structure_place(&form, t, rows, keys);
-            for (int64_t key = 0; key < keys; key++, n++) {
-                if (formed)
-                    interval_of(t, &form, rows, key, &start, &end);
-                else
-                    draw_interval(t, kind, key, &start, &end);
-                guarded_set(&t->g[START], n, (double)start);
-                guarded_set(&t->g[END], n, (double)end);
-            }
-        }
 }
 
 static void draw_rows(struct trial *t, enum role role, int fill) {
@@ -478,22 +420,24 @@ static const char *described(const struct trial *t, enum role role, const char *
 }
 
 static void describe(struct trial *t, enum fill fill) {
-    char mask[80], bias[80], intervals[80], sink[24];
-    snprintf(t->text, sizeof t->text,
-             "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s%s "
-             "fill %d",
-             fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
-             (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
-             t->varlen ? " varlen"
-             : t->neat ? " neat"
-                       : "",
-             t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
-             t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap, t->far ? " far" : "",
-             t->contradicts ? " contradicted" : "", described(t, MASK, "mask", t->forms[0], mask, sizeof mask),
-             described(t, BIAS, t->huge ? "huge bias" : "bias", t->forms[1], bias, sizeof bias),
-             described(t, START, "intervals", t->forms[2], intervals, sizeof intervals), t->g[DLSE].map ? " dlse" : "",
-             described(t, SINK, t->options.lse_without_sink ? "sink (lse without)" : "sink", "", sink, sizeof sink),
-             (int)fill);
+    char mask[80], bias[80], intervals[80], rows[24], sink[24];
+    snprintf(
+        t->text, sizeof t->text,
+        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s%s%s "
+        "fill %d",
+        fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
+        (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
+        t->varlen ? " varlen"
+        : t->neat ? " neat"
+                  : "",
+        t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
+        t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap, t->far ? " far" : "",
+        t->contradicts ? " contradicted" : "", described(t, MASK, "mask", t->forms[0], mask, sizeof mask),
+        described(t, BIAS, t->huge ? "huge bias" : "bias", t->forms[1], bias, sizeof bias),
+        described(t, START, "intervals", t->forms[2], intervals, sizeof intervals),
+        described(t, ROW_START, "row intervals", "", rows, sizeof rows), t->g[DLSE].map ? " dlse" : "",
+        described(t, SINK, t->options.lse_without_sink ? "sink (lse without)" : "sink", "", sink, sizeof sink),
+        (int)fill);
 }
 
 void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
@@ -532,6 +476,8 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
         draw_bias(t);
     if (!t->plain && (way_below(t, 4) == 0 || (t->keyed && way_below(t, 4))))
         draw_intervals(t, 0);
+    if (!t->plain && !t->of_ways && way_below(t, 10) == 0)
+        draw_row_intervals(t);
     t->options.deterministic =
         (way % 4 == 3 && way % 32 != 19) || way % 32 == 17; /* of those seen key by key, or scored, every other one */
     draw_outputs(t);

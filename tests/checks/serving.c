@@ -7,10 +7,6 @@
 #include "checks.h"
 #include "problem/problem.h"
 
-#define PICK(trial, ...) \
-    ((const int64_t[]){  \
-        __VA_ARGS__})[random_below(trial, (int64_t)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))]
-
 enum { NEW_NONE, NEW_DENSE, NEW_PACKED };
 
 /* Of a sequence: its keys in the call, the first visible one, how many are appended, where its packed new ones begin,
@@ -50,7 +46,9 @@ static int64_t largest_of(const struct trial *t, int of_pads) {
 
 static void draw_lengths(struct trial *t, const struct attention *a) {
     struct serving *v = t->serving;
-    const int form = (int)random_below(t, 3), pads = !t->g[MASK].map && !t->g[BIAS].map && random_below(t, 2);
+    /* The truth has no padding, so its keys have other numbers than the cache's. */
+    const int numbered = t->g[MASK].map || t->g[BIAS].map || t->g[ROW_START].map;
+    const int form = (int)random_below(t, 3), pads = !numbered && random_below(t, 2);
     int64_t least = 20, begin = random_below(t, 3);
     v->form = form;
     for (int64_t b = 0; b < t->batch; b++) {

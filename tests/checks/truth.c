@@ -22,6 +22,8 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
                      .bias = present(&g[BIAS]),
                      .interval_start = present(&g[START]),
                      .interval_end = present(&g[END]),
+                     .row_start = present(&g[ROW_START]),
+                     .row_end = present(&g[ROW_END]),
                      .cu_seqlens_q = present(&g[CU_Q]),
                      .cu_seqlens_k = present(&g[CU_K]),
                      .out = &g[OUT].tensor,
@@ -145,6 +147,24 @@ static float bias_value(const struct head *x, int64_t i, int64_t j) {
     }
 }
 
+/* Whether some range of row i holds key j: read from the tensors anew, by their own strides. */
+static int in_row_ranges(const struct head *x, int64_t i, int64_t j) {
+    const struct guarded *start = &x->t->g[ROW_START], *end = &x->t->g[ROW_END];
+    const int packed = x->t->varlen, axis = 1 - packed;
+    const int64_t h = x->h / (x->a->problem->heads / start->shape[axis]), row = x->s.q_begin + i;
+    for (int64_t n = 0; n < start->shape[axis + 1]; n++) {
+        const int64_t index[4] = {start->shape[0] == 1 ? 0 : x->b, h, n, row};
+        int64_t at[2] = {0, 0};
+        for (int32_t d = 0; d < start->tensor.ndim; d++) {
+            at[0] += index[d + packed] * start->tensor.strides[d];
+            at[1] += index[d + packed] * end->tensor.strides[d];
+        }
+        if (((const int32_t *)start->tensor.data)[at[0]] <= j && j < ((const int32_t *)end->tensor.data)[at[1]])
+            return 1;
+    }
+    return 0;
+}
+
 static int visible(const struct head *x, int64_t i, int64_t j) {
     struct key_range range = problem_key_range(x->a->problem, &x->s, i);
     const struct score_view *m = &x->a->mask;
@@ -152,6 +172,8 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
     if (j < range.first || j >= range.last || bias_value(x, i, j) == -INFINITY)
         return 0;
     if (x->t->g[MASK].map && !m->data[x->b * m->batch + x->h / m->group * m->head + i * m->row + j * m->key])
+        return 0;
+    if (x->t->g[ROW_START].map && !in_row_ranges(x, i, j))
         return 0;
     if (!x->t->g[START].map)
         return 1;

@@ -59,6 +59,13 @@ static fdm_tensor *rows(struct problem_tensors *t, const fdm_problem *p, fdm_dev
                p->varlen ? packed : dense, 0);
 }
 
+/* [B|1, h, n, Sq], or [h, n, total] */
+static fdm_tensor *row_interval(struct problem_tensors *t, const fdm_problem *p, fdm_device_id device) {
+    const int64_t shape[4] = {p->row_interval_batch, p->row_interval_heads, p->row_ranges,
+                              p->varlen ? p->total_q : p->seqlen_q};
+    return add(t, device, FDM_INT32, p->varlen ? 3 : 4, shape + (p->varlen ? 1 : 0), 0);
+}
+
 /* [B|1, h, Sk], or [h, total] */
 static fdm_tensor *interval(struct problem_tensors *t, const fdm_problem *p, fdm_device_id device) {
     const int64_t dense[3] = {p->interval_batch, p->interval_heads, p->seqlen_k},
@@ -103,6 +110,10 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
     if (p->has_intervals) {
         t->all.interval_start = interval(t, p, device);
         t->all.interval_end = interval(t, p, device);
+    }
+    if (p->has_row_intervals) {
+        t->all.row_start = row_interval(t, p, device);
+        t->all.row_end = row_interval(t, p, device);
     }
     const int64_t sinks[2] = {p->num_sinks, p->heads};
     if (p->has_sink)
@@ -186,6 +197,10 @@ const struct problem_field problem_fields[] = {
     FIELD(rotary_interleaved, FIELD_OF_TENSORS),
     FIELD(dkv_float32, FIELD_OF_TENSORS),
     FIELD(add_dkv, FIELD_OF_PLAN),
+    FIELD(has_row_intervals, FIELD_OF_TENSORS),
+    FIELD(row_interval_batch, FIELD_OF_TENSORS),
+    FIELD(row_interval_heads, FIELD_OF_TENSORS),
+    FIELD(row_ranges, FIELD_OF_TENSORS),
     FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];

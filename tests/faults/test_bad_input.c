@@ -20,6 +20,8 @@ enum argument {
     BIAS,
     START,
     END,
+    ROW_START,
+    ROW_END,
     CU_Q,
     CU_K,
     SINK,
@@ -41,6 +43,8 @@ static const char *const argument_names[ARGUMENTS] = {"q",
                                                       "bias",
                                                       "interval_start",
                                                       "interval_end",
+                                                      "row_start",
+                                                      "row_end",
                                                       "cu_seqlens_q",
                                                       "cu_seqlens_k",
                                                       "sink",
@@ -86,6 +90,7 @@ static struct subject *make(int packed, fdm_pass pass) {
     struct subject *s = test_calloc(1, sizeof *s);
     const int64_t q[] = {B, packed ? TQ : SQ, H, D}, k[] = {B, packed ? TK : SK, HKV, D}, lse[] = {B, H, q[1]};
     const int64_t pairs[] = {1, HKV, SQ, SK}, keys[] = {1, HKV, k[1]}, cu[] = {B + 1}, sinks[] = {2, H};
+    const int64_t ranges[] = {B, H, 2, q[1]};
     for (int n = Q; n <= DV; n++)
         if (n < MASK || n == OUT || n == DOUT || n >= DQ)
             set(s, n, FDM_FLOAT32, 4 - packed, (n == K || n == V || n >= DK ? k : q) + packed);
@@ -98,6 +103,8 @@ static struct subject *make(int packed, fdm_pass pass) {
     set(s, DSINK, FDM_FLOAT32, 2, sinks);
     set(s, START, FDM_INT32, 3 - packed, keys + packed);
     set(s, END, FDM_INT32, 3 - packed, keys + packed);
+    set(s, ROW_START, FDM_INT32, 4 - packed, ranges + packed);
+    set(s, ROW_END, FDM_INT32, 4 - packed, ranges + packed);
     if (packed) {
         set(s, CU_Q, FDM_INT32, 1, cu);
         set(s, CU_K, FDM_INT32, 1, cu);
@@ -122,6 +129,7 @@ static void gather(struct subject *s) {
                            .mask = t[MASK],
                            .bias = t[BIAS],
                            .interval_start = t[START]};
+    s->all.row_start = t[ROW_START], s->all.row_end = t[ROW_END];
     s->all.interval_end = t[END], s->all.cu_seqlens_q = t[CU_Q], s->all.cu_seqlens_k = t[CU_K];
     s->all.out = t[OUT], s->all.lse = t[LSE], s->all.dout = t[DOUT], s->all.dlse = t[DLSE];
     s->all.dq = t[DQ], s->all.dk = t[DK], s->all.dv = t[DV], s->all.dbias = t[DBIAS];
@@ -225,9 +233,10 @@ static void wrong_shapes(void **state) {
             if (axis < s->tensor[n].ndim) {
                 s->shape[n][axis] += 3;
                 refuses(s, FDM_BACKWARD,
-                        n <= V                   ? ""
-                        : n == START || n == END ? "interval"
-                                                 : argument_names[n],
+                        n <= V                           ? ""
+                        : n == START || n == END         ? "interval"
+                        : n == ROW_START || n == ROW_END ? "row"
+                                                         : argument_names[n],
                         "extent");
             } else {
                 test_free(s);
@@ -287,6 +296,8 @@ static void missing_tensors(void **state) {
                 {SINK, "dsink", 0, 1},
                 {START, "interval_start", 0, 0},
                 {END, "interval_end", 0, 0},
+                {ROW_START, "row_start", 0, 0},
+                {ROW_END, "row_end", 0, 0},
                 {CU_Q, "cu_seqlens_q", 1, 0},
                 {CU_K, "cu_seqlens_k", 1, 0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)

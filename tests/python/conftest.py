@@ -1,4 +1,6 @@
-"""conftest.py: what the Python tests share: the truth in float64 PyTorch maths, and random problems."""
+"""conftest.py: what the Python tests share: the truth in float64 PyTorch maths, random problems, and the choice of
+cases. Of the cases of `pytest.mark.rotates(n)` a run takes one in n, and the commit says which; FDM_ALL_CASES=1 runs
+them all, and `make test-long` does so."""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import os
 import pathlib
 import random
 import sys
+import zlib
+from collections import defaultdict
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -17,6 +21,25 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 
 # FDM_TEST_FAMILY=reference runs every test of this folder on that family.
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "rotates(n): of all cases with this n, a run takes one in n")
+
+
+def pytest_collection_modifyitems(items):
+    if os.environ.get("FDM_ALL_CASES") == "1":
+        return
+    commit = zlib.crc32(os.environ.get("FDM_CHECK_SEED", "").encode())
+    numbers = defaultdict(int)
+    for item in items:
+        mark = item.get_closest_marker("rotates")
+        if mark is None:
+            continue
+        parts = mark.args[0]
+        if (numbers[parts] + commit) % parts:
+            item.add_marker(pytest.mark.skip(reason="left to other commits; FDM_ALL_CASES=1 runs every case"))
+        numbers[parts] += 1
+
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 

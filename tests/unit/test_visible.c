@@ -11,7 +11,7 @@
 #include "device/isa.h"
 #include "families/cpu/visible.h"
 
-enum { ROWS_MAX = 150, KEYS_MAX = 600, HEADS_MAX = 12 };
+enum { ROWS_MAX = 150, KEYS_MAX = 600, HEADS_MAX = 12, RANGES_MAX = 4 };
 
 static uint32_t state;
 static int32_t draw(int32_t below) {
@@ -25,8 +25,33 @@ struct scene {
     struct attention attention;
     uint8_t mask[HEADS_MAX][ROWS_MAX][KEYS_MAX];
     int32_t start[HEADS_MAX][KEYS_MAX], end[HEADS_MAX][KEYS_MAX];
+    int32_t row_start[HEADS_MAX][RANGES_MAX][ROWS_MAX], row_end[HEADS_MAX][RANGES_MAX][ROWS_MAX];
     float bias[HEADS_MAX][KEYS_MAX];
 };
+
+static void draw_row_intervals(struct scene *s) {
+    const int64_t of_head = RANGES_MAX * ROWS_MAX;
+    for (int64_t h = 0; h < s->problem.heads; h++)
+        for (int32_t n = 0; n < RANGES_MAX; n++)
+            for (int32_t i = 0; i < ROWS_MAX; i++) {
+                const int32_t start = draw(KEYS_MAX) - 20;
+                s->row_start[h][n][i] = draw(10) ? start : INT32_MIN;
+                s->row_end[h][n][i] = draw(10) ? start + draw(100) - 10 : INT32_MAX;
+            }
+    s->problem.has_row_intervals = 1;
+    s->problem.row_ranges = 1 + draw(RANGES_MAX);
+    s->attention.row_intervals = (struct row_interval_view){s->row_start[0][0],
+                                                            s->row_end[0][0],
+                                                            0,
+                                                            of_head,
+                                                            ROWS_MAX,
+                                                            1,
+                                                            0,
+                                                            of_head,
+                                                            ROWS_MAX,
+                                                            1,
+                                                            draw(2) ? 1 : s->problem.heads / s->problem.heads_kv};
+}
 
 static void draw_scene(struct scene *s) {
     const int64_t group = 1 + draw(3), heads_kv = 1 + draw(2), heads = group * heads_kv;
@@ -58,6 +83,8 @@ static void draw_scene(struct scene *s) {
         s->attention.intervals =
             (struct interval_view){s->start[0], s->end[0], 0, KEYS_MAX, 1, 0, KEYS_MAX, 1, draw(2) ? 1 : group};
     }
+    if (draw(3) == 0)
+        draw_row_intervals(s);
     if (draw(3) == 0) { /* of each KV head, or of all */
         const int32_t barred = draw(3) ? draw(20) : 0;
         for (int64_t h = 0; h < heads; h++)
@@ -78,6 +105,11 @@ static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
     if (a->bias.data && s->bias[h / a->bias.group][j] == -INFINITY)
         return 0;
     if (a->mask.data && !s->mask[h / a->mask.group][a->mask.row ? i : 0][j])
+        return 0;
+    int held = !a->row_intervals.start;
+    for (int32_t n = 0; n < p->row_ranges && !held; n++)
+        held = s->row_start[h / a->row_intervals.group][n][i] <= j && j < s->row_end[h / a->row_intervals.group][n][i];
+    if (!held)
         return 0;
     int64_t t = a->intervals.start ? h / a->intervals.group : 0;
     return !a->intervals.start || (s->start[t][j] <= i && i < s->end[t][j]);

@@ -15,6 +15,7 @@
 #include "families/cpu/cpu_family.h"
 #include "families/cpu/decode.h"
 #include "families/cpu/key_rows.h"
+#include "problem/interval_views.h"
 
 enum {
     ROWS_MAX = 16,           /* query rows per KV head that this pass takes; above, packing pays */
@@ -60,7 +61,8 @@ struct decode_row {
     const uint8_t *mask; /* of key 0; NULL = none */
     const char *bias;
     const int32_t *start, *end;
-    int same_as_previous; /* sees the same keys with the same biases as the row before */
+    struct row_ranges ranges; /* where a row has several; one alone has cut `range` */
+    int same_as_previous;     /* sees the same keys with the same biases as the row before */
 };
 
 /* One KV head of one sequence. */
@@ -160,6 +162,10 @@ static void init_row(struct decode_row *row, const struct decode_head *head, int
     *row = (struct decode_row){.i = i, .head = h, .range = problem_key_range(problem, &head->sequence, i)};
     row->mask = score_row(&a->mask, head->batch, h, i, 1);
     row->bias = (const char *)score_row(&a->bias, head->batch, h, i, fdm_dtype_bytes(problem->bias_dtype));
+    row->ranges = row_ranges_of(a, &head->sequence, head->batch, h, i);
+    row->range = row_ranges_cut(&row->ranges, row->range);
+    if (row->ranges.count == 1)
+        row->ranges = (struct row_ranges){0};
     const struct interval_view *v = &a->intervals;
     if (v->start) {
         int64_t k = head->sequence.k_begin;
@@ -178,7 +184,9 @@ static void init_head(struct decode_head *head, const struct decode_job *job, in
         struct decode_row *row = &head->rows[r], *before = row - 1;
         init_row(row, head, r);
         row->same_as_previous = r > 0 && row->i == before->i && row->mask == before->mask &&
-                                row->bias == before->bias && row->start == before->start && row->end == before->end;
+                                row->bias == before->bias && row->start == before->start && row->end == before->end &&
+                                row->range.first == before->range.first && row->range.last == before->range.last &&
+                                row->ranges.start == before->ranges.start && row->ranges.end == before->ranges.end;
     }
 }
 
@@ -196,6 +204,8 @@ static float key_bias(const struct decode_head *head, const struct decode_row *r
         return -INFINITY;
     if (row->start &&
         !(row->start[j * a->intervals.start_key] <= row->i && row->i < row->end[j * a->intervals.end_key]))
+        return -INFINITY;
+    if (row->ranges.start && !row_ranges_hold(&row->ranges, j))
         return -INFINITY;
     return row->bias ? bias_value(row->bias, j * a->bias.key, head->job->problem->bias_dtype) : 0;
 }
@@ -278,7 +288,7 @@ static void run_steps(const struct decode_head *head, const struct decode_keys *
 
 /* Whether every row sees all of first .. last-1, without bias. */
 static int sees_all(const struct decode_head *head, int64_t first, int64_t last) {
-    if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start)
+    if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start || head->rows[0].ranges.start)
         return 0;
     for (int32_t r = 0; r < head->num_rows; r++)
         if (first < head->rows[r].range.first || last > head->rows[r].range.last)
@@ -465,7 +475,7 @@ static void read_ahead(const struct decode_job *job, const struct decode_item *i
 static void run_blocks(const struct decode_job *job, const struct decode_item *item, const struct decode_item *after,
                        float *queries) {
     const fdm_problem *p = job->problem;
-    int varied = p->has_mask || p->has_bias || p->has_intervals;
+    int varied = p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
     int64_t block = varied ? VARIED_KEYS : job->block_keys;
     struct decode_head head;
     struct read_ahead ahead;

@@ -1,8 +1,10 @@
 /* visible.c: finds the keys a block of lanes can see, and which lanes see them.
  *
  * Rows rise along lanes, so causal, window and an interval each leave a key visible to one range of lanes; the bits of
- * a panel are that range. A dense mask is turned into bits some keys ahead and combined with it. */
+ * a panel are that range. A dense mask and row intervals are turned into bits some keys ahead and combined with it. */
 #include "families/cpu/visible.h"
+
+#include "problem/interval_views.h"
 
 struct lane_range {
     int64_t first, last; /* first <= lane < last; may be empty or beyond the block */
@@ -163,6 +165,52 @@ static void collect_keys(struct key_walk *walk, struct key_block *keys, const st
     keys->num_keys = n;
 }
 
+/* ---- row intervals ---- */
+
+static struct row_ranges ranges_of_lane(const struct lane_block *block, int32_t lane) {
+    return row_ranges_of(block->attention, &block->sequence, block->batch, block->head[lane], block->row[lane]);
+}
+
+/* Narrows the walk to the keys between the first and the last that a lane's ranges hold. */
+static void cut_to_rows(struct key_walk *walk) {
+    struct key_range hull = {walk->last, walk->next};
+    for (int32_t lane = 0; lane < walk->block->num_lanes; lane++) {
+        const struct row_ranges ranges = ranges_of_lane(walk->block, lane);
+        const struct key_range own = row_ranges_cut(&ranges, (struct key_range){walk->next, walk->last});
+        if (own.first < own.last) {
+            hull.first = lower(hull.first, own.first);
+            hull.last = higher(hull.last, own.last);
+        }
+    }
+    walk->next = hull.first;
+    walk->last = hull.last;
+}
+
+/* Takes from a panel's bits of the window the lanes whose ranges do not hold the key. */
+static void keep_rows(const struct lane_block *block, const struct mask_window *window, int32_t panel, uint64_t *bits) {
+    const int64_t count = window->last - window->first;
+    const int32_t lanes = lane_block_panel_lanes(block, panel);
+    uint64_t held[CPU_MASK_KEYS_MAX] = {0};
+    for (int32_t n = 0; n < block->attention->problem->row_ranges; n++) {
+        uint64_t changes[CPU_MASK_KEYS_MAX + 1] = {0}, now = 0; /* lanes whose range begins or ends there */
+        for (int32_t l = 0; l < lanes; l++) {
+            const struct row_ranges ranges = ranges_of_lane(block, panel * CPU_LANES + l);
+            const int64_t start = higher(ranges.start[n * ranges.start_step] - window->first, 0);
+            const int64_t end = lower(ranges.end[n * ranges.end_step] - window->first, count);
+            if (start < end) {
+                changes[start] ^= UINT64_C(1) << l;
+                changes[end] ^= UINT64_C(1) << l;
+            }
+        }
+        for (int64_t k = 0; k < count; k++) {
+            now ^= changes[k];
+            held[k] |= now;
+        }
+    }
+    for (int64_t k = 0; k < count; k++)
+        bits[k] &= held[k];
+}
+
 /* ---- dense mask ---- */
 
 static void mask_reader_init(struct mask_reader *reader, const struct lane_block *block) {
@@ -175,12 +223,17 @@ static void mask_reader_init(struct mask_reader *reader, const struct lane_block
             reader->rows[lane] = batch + block->head[lane] / view->group * view->head + block->row[lane] * view->row;
 }
 
-/* The window's bits of one panel. */
-static void mask_panel(const struct mask_reader *reader, const struct lane_block *block, struct mask_window *window,
-                       int32_t panel) {
+/* The dense mask's bits of one panel; all of them without a mask. */
+static void mask_bits(const struct mask_reader *reader, const struct lane_block *block, struct mask_window *window,
+                      int32_t panel) {
     const struct score_view *view = &block->attention->mask;
     const int32_t count = (int32_t)(window->last - window->first);
     uint64_t *bits = window->bits[panel];
+    if (!view->data) {
+        for (int32_t k = 0; k < count; k++)
+            bits[k] = ~UINT64_C(0);
+        return;
+    }
     if (view->row != 0) {
         const uint8_t *rows[CPU_LANES];
         int32_t lanes = lane_block_panel_lanes(block, panel);
@@ -199,13 +252,26 @@ static void mask_panel(const struct mask_reader *reader, const struct lane_block
     }
 }
 
-/* Asks for the bytes that mask_panel() will read: rows are far apart, where the hardware does not foresee them. Inline:
+/* The window's bits of one panel. */
+static void window_panel(const struct mask_reader *reader, const struct lane_block *block, struct mask_window *window,
+                         int32_t panel) {
+    mask_bits(reader, block, window, panel);
+    if (block->attention->row_intervals.start)
+        keep_rows(block, window, panel, window->bits[panel]);
+}
+
+/* Whether mask or row intervals make bits of windows. */
+static int has_windows(const struct attention *attention) {
+    return attention->mask.data || attention->row_intervals.start;
+}
+
+/* Asks for the bytes that mask_bits() will read: rows are far apart, where the hardware does not foresee them. Inline:
  * gcc drops the call of a function that does nothing but prefetch. */
 static inline __attribute__((always_inline)) void mask_prefetch(const struct mask_reader *reader,
                                                                 const struct lane_block *block,
                                                                 const struct mask_window *window, int32_t panel) {
     const struct score_view *view = &block->attention->mask;
-    if (view->row == 0 || view->key != 1)
+    if (!view->data || view->row == 0 || view->key != 1)
         return;
     const int32_t first = panel * CPU_LANES, last = first + lane_block_panel_lanes(block, panel);
     for (int32_t lane = first; lane < last; lane++)
@@ -225,12 +291,12 @@ static void window_step(struct key_walk *walk, struct mask_window *window) {
     if (window->steps++ % 2 == 0)
         mask_prefetch(&walk->reader, walk->block, window, panel);
     else
-        mask_panel(&walk->reader, walk->block, window, panel);
+        window_panel(&walk->reader, walk->block, window, panel);
 }
 
 void key_walk_ahead(struct key_walk *walk) {
     struct mask_window *window = &walk->windows[!walk->window];
-    if (walk->block->attention->mask.data && window->first < window->last &&
+    if (has_windows(walk->block->attention) && window->first < window->last &&
         window->steps < 2 * walk->block->num_panels)
         window_step(walk, window);
 }
@@ -249,7 +315,7 @@ static const struct mask_window *mask_window(struct key_walk *walk) {
     if (!window_holds(window, walk->next))
         window_open(window, walk->next, walk->last);
     for (window->steps |= 1; window->steps < 2 * walk->block->num_panels; window->steps += 2)
-        mask_panel(&walk->reader, walk->block, window, window->steps / 2);
+        window_panel(&walk->reader, walk->block, window, window->steps / 2);
     window_open(&walk->windows[!walk->window], window->last, walk->last);
     return window;
 }
@@ -304,15 +370,18 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     walk->last = bottom.last;
     walk->block_keys = block_keys;
     walk->key_bias = key_bias(block);
-    if (!block->attention->mask.data)
+    if (block->attention->row_intervals.start)
+        cut_to_rows(walk);
+    if (!has_windows(block->attention))
         return;
-    mask_reader_init(&walk->reader, block);
+    if (block->attention->mask.data)
+        mask_reader_init(&walk->reader, block);
     walk->window = 0;
     window_open(&walk->windows[0], 0, 0);
     window_open(&walk->windows[1], 0, 0);
 }
 
-/* No mask, no intervals, no barred key: the next keys as they stand; most panels need no bits. */
+/* No mask, no intervals of keys or rows, no barred key: the next keys as they stand; most panels need no bits. */
 static void take_range(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;
     int64_t first = walk->next, last = lower(walk->last, first + walk->block_keys);
@@ -411,11 +480,12 @@ int key_walk_next(struct key_walk *walk, struct key_block *keys) {
         reader = interval_reader(walk->block);
         intervals = &reader;
     }
-    const int whole = !attention->mask.data && !intervals &&
+    const int windows = has_windows(attention),
+              whole = !windows && !intervals &&
                       !any_barred(walk, walk->next, lower(walk->last, walk->next + walk->block_keys));
     if (whole)
         take_range(walk, keys);
-    else if (attention->mask.data)
+    else if (windows)
         take_by_mask(walk, keys, intervals);
     else
         take_by_intervals(walk, keys, intervals);

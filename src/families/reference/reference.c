@@ -6,6 +6,7 @@
 #include "base/elements.h"
 #include "base/error.h"
 #include "families/families.h"
+#include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/sinks.h"
 
@@ -75,11 +76,17 @@ static int in_interval(const struct head *x, int64_t i, int64_t j) {
     return start <= i && i < end;
 }
 
+static int in_row_interval(const struct head *x, int64_t i, int64_t j) {
+    const struct row_ranges ranges = row_ranges_of(x->attention, &x->sequence, x->b, x->h, i);
+    return !ranges.start || row_ranges_hold(&ranges, j);
+}
+
 static int visible(const struct head *x, int64_t i, int64_t j) {
     struct key_range range = problem_key_range(x->problem, &x->sequence, i);
     const struct score_view *mask = &x->attention->mask;
     return j >= range.first && j < range.last && (!x->problem->has_mask || mask->data[score_index(x, mask, i, j)]) &&
-           (!x->problem->has_intervals || in_interval(x, i, j)) && bias_of(x, i, j) != -INFINITY;
+           (!x->problem->has_intervals || in_interval(x, i, j)) && in_row_interval(x, i, j) &&
+           bias_of(x, i, j) != -INFINITY;
 }
 
 /* The score before bias, and the derivative of the softcap at it. */

@@ -114,6 +114,8 @@ pub struct fdm_tensors {
     pub seqused_q: *const fdm_tensor,
     pub seqused_k: *const fdm_tensor,
     pub cache: *const fdm_cache,
+    pub row_start: *const fdm_tensor,
+    pub row_end: *const fdm_tensor,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -225,7 +227,11 @@ pub struct fdm_problem {
     pub rotary_interleaved: i32,
     pub dkv_float32: i32,
     pub add_dkv: i32,
-    pub reserved: [i32; 13],
+    pub has_row_intervals: i32,
+    pub row_interval_batch: i64,
+    pub row_interval_heads: i64,
+    pub row_ranges: i32,
+    pub reserved: [i32; 7],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,86 @@
+/* draw_intervals.c: key and row intervals of random problems. */
+#include "checks.h"
+#include "structure.h"
+
+/* Any rows, from the diagonal on, and those of the W best keys. */
+static void draw_interval(struct trial *t, int64_t kind, int64_t key, int64_t *start, int64_t *end) {
+    enum { CAUSAL, TOP_W = 3 };
+    *start = kind == CAUSAL || kind == TOP_W ? key : random_below(t, t->seqlen_q + 4) - 2;
+    *end = kind == CAUSAL  ? key + 1 + random_below(t, 40)
+           : kind == TOP_W ? key + random_below(t, PICK(t, 1, 1, 8, 100, 1000))
+                           : *start + random_below(t, t->seqlen_q + 2) - 1;
+    *start = random_below(t, 20) == 0 ? INT32_MIN : *start;
+    *end = random_below(t, 4) == 0 ? INT32_MAX : *end;
+}
+
+/* The rows of a form that see a key, from the first to the last of them. */
+static void interval_of(struct trial *t, const struct structure *s, int64_t rows, int64_t key, int64_t *start,
+                        int64_t *end) {
+    *start = 0;
+    *end = rows;
+    while (*start < rows && !structure_sees(s, *start, key))
+        ++*start;
+    while (*end > *start && !structure_sees(s, *end - 1, key))
+        --*end;
+    if (*start < *end && *start == 0 && random_below(t, 2))
+        *start = INT32_MIN;
+    if (*start < *end && *end == rows && random_below(t, 2))
+        *end = INT32_MAX;
+}
+
+void draw_intervals(struct trial *t, int documents) {
+    const int64_t most = documents ? t->heads_kv : t->heads, of_all = t->varlen ? t->total_k : t->seqlen_k;
+    const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, most), of_all};
+    const int packed = t->varlen;
+    struct structure form;
+    for (int i = 0; i < 2; i++)
+        guarded_make(&t->g[START + i], t, FDM_INT32, 3 - packed, shape + packed, 3);
+    const int64_t heads = (packed ? 1 : shape[0]) * shape[1], kind = random_below(t, t->keyed ? 4 : 3);
+    const int formed = documents || trial_hides_many(t) || random_below(t, 3) == 0;
+    int64_t n = 0, start, end;
+    structure_draw(&form, t, trial_hides_many(t));
+    if (documents)
+        form = (struct structure){.count = 1, .parts[0].kind = STRUCTURE_DOCUMENTS};
+    if (formed)
+        structure_name(&form, t->forms[2], sizeof t->forms[2]);
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t b = 0; b < (packed ? t->batch : 1); b++) {
+            const int64_t rows = trial_length(t, CU_Q, b, !packed), keys = trial_length(t, CU_K, b, !packed);
+            structure_place(&form, t, rows, keys);
+            for (int64_t key = 0; key < keys; key++, n++) {
+                if (formed)
+                    interval_of(t, &form, rows, key, &start, &end);
+                else
+                    draw_interval(t, kind, key, &start, &end);
+                guarded_set(&t->g[START], n, (double)start);
+                guarded_set(&t->g[END], n, (double)end);
+            }
+        }
+}
+
+/* From some key on, from the diagonal's neighbourhood on, or nothing; beyond the keys at times. */
+static void draw_range(struct trial *t, int64_t row, int64_t rows, int64_t keys, int64_t *start, int64_t *end) {
+    const int64_t own = row + keys - rows, length = PICK(t, 1, 7, 40, 130, 1000);
+    *start = random_below(t, 2) ? own - random_below(t, length) : random_below(t, keys + 4) - 2;
+    *end = random_below(t, 6) == 0 ? *start - random_below(t, 3) : *start + random_below(t, length) + 1;
+    *start = random_below(t, 12) == 0 ? INT32_MIN : *start;
+    *end = random_below(t, 12) == 0 ? INT32_MAX : *end;
+}
+
+void draw_row_intervals(struct trial *t) {
+    const int packed = t->varlen;
+    const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads), PICK(t, 1, 1, 2, 4),
+                              packed ? t->total_q : t->seqlen_q};
+    int64_t n = 0, start, end;
+    for (int i = 0; i < 2; i++)
+        guarded_make(&t->g[ROW_START + i], t, FDM_INT32, 4 - packed, shape + packed, 3);
+    for (int64_t list = 0; list < (packed ? 1 : shape[0]) * shape[1] * shape[2]; list++)
+        for (int64_t b = 0; b < (packed ? t->batch : 1); b++) {
+            const int64_t rows = trial_length(t, CU_Q, b, !packed), keys = trial_length(t, CU_K, b, !packed);
+            for (int64_t row = 0; row < rows; row++, n++) {
+                draw_range(t, row, rows, keys, &start, &end);
+                guarded_set(&t->g[ROW_START], n, (double)start);
+                guarded_set(&t->g[ROW_END], n, (double)end);
+            }
+        }
+}
