@@ -5,6 +5,7 @@
 
 "flash_dmattn" is an alias. transformers takes every name with "flash" in it for a FlashAttention kernel: models that
 list the kernels they are compatible with replace the name, chunked attention refuses long sequences. Write "dmattn".
+Continuous batching takes the same names; "paged|dmattn" is what it is called in transformers 5.17.
 
 Without padding a causal mask is a CausalMask: a tensor that stores nothing until a model computes with it. The attention
 function recognises it and runs causal attention over the keys that were written; a model that adds a bias of its own to
@@ -238,10 +239,11 @@ def flash_dmattn_attention_forward(
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     s_aux: Optional[Tensor] = None,
     cache: Any = None,
+    sliding_window: Optional[int] = None,
     cu_seq_lens_q: Optional[Tensor] = None,
     cu_seq_lens_k: Optional[Tensor] = None,
-    max_length_q: int = 0,
-    max_length_k: int = 0,
+    max_length_q: Any = 0,
+    max_length_k: Any = 0,
     output_attentions: Optional[bool] = None,
     **unused: Any,
 ) -> Tuple[Tensor, None]:
@@ -261,17 +263,20 @@ def flash_dmattn_attention_forward(
         position_bias, attention_bias: added to the scores; these and an additive mask may need gradients. Default None.
         key_intervals: as in flash_dmattn_func. Default None.
         s_aux: [H]: one sink logit per query head. Default None.
-        cache: None, the default: there is no paged cache.
+        cache: the paged cache of continuous batching, in which the keys are. Default None.
+        sliding_window: how many keys a row of a paged cache sees; elsewhere the mask says so. Default None: what the
+            cache keeps.
         cu_seq_lens_q, cu_seq_lens_k: without a mask: a batch of one holds packed sequences. Default None.
         max_length_q, max_length_k: the longest of them. Default 0.
         output_attentions: False, or None, the default: what the configuration says, which must not be True.
-        unused: what else transformers gives; not looked at.
+        unused: what else transformers gives: with a cache its lists, else not looked at.
 
     Returns:
         ([B, Sq, H, D], None).
 
     Raises:
-        NotImplementedError: dropout, a paged cache or probabilities are asked for.
+        NotImplementedError: dropout or probabilities are asked for, or a mask, a bias, key intervals or attention that
+            is not causal with a paged cache.
         TypeError, ValueError: as flash_dmattn_func.
 
     Examples:
@@ -288,9 +293,16 @@ def flash_dmattn_attention_forward(
         )
     refuse_probabilities(module, output_attentions)
     if cache is not None:
-        raise NotImplementedError(
-            "a paged cache is given, but this version of flash_dmattn has no paged key-value cache"
-        )
+        beside = (attention_mask, position_bias, attention_bias, key_intervals)
+        if is_causal is False or any(each is not None for each in beside):
+            raise NotImplementedError(
+                "continuous batching with flash_dmattn is causal attention with sliding windows; this model gives a mask "
+                "or a bias of its own, or is not causal: use \"paged|eager\""
+            )
+        lengths = {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        lists = {**unused, **lengths, "max_length_q": max_length_q, "max_length_k": max_length_k}
+        layer = (scaling, softcap, s_aux, sliding_window)
+        return _paged.paged_attention(module, query, key, value, cache, lists, *layer), None
     rows, keys = query.shape[2], key.shape[2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal, offset = bool(causal) and attention_mask is None and rows > 1, 0
@@ -321,12 +333,16 @@ def flash_dmattn_attention_forward(
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
+def _all_names() -> Tuple[str, ...]:
+    return NAMES if _paged is None else (*NAMES, *_paged.NAMES)
+
+
 def _not_for_ours(load: Callable[..., Any]) -> Callable[..., Any]:
     """`load` fetches the FlashAttention kernel of a name; ours is none of them."""
 
     @functools.wraps(load)
     def load_kernel(implementation: Any, *arguments: Any, **keywords: Any) -> Any:
-        return None if implementation in NAMES else load(implementation, *arguments, **keywords)
+        return None if implementation in _all_names() else load(implementation, *arguments, **keywords)
 
     return load_kernel
 
@@ -347,7 +363,7 @@ def _refuse_others(choose: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(choose)
     def choose_implementation(self: Any, requested: Any, *arguments: Any, **keywords: Any) -> Any:
-        if requested in NAMES and _computes_attention_itself(type(self).__module__):
+        if requested in _all_names() and _computes_attention_itself(type(self).__module__):
             raise ValueError(
                 f'{type(self).__name__} computes attention itself and asks for no attention function, so '
                 f'attn_implementation="{requested}" cannot serve it: use "eager"'
@@ -357,6 +373,13 @@ def _refuse_others(choose: Callable[..., Any]) -> Callable[..., Any]:
     return choose_implementation
 
 
+try:
+    from . import _continuous_batching
+except ImportError:  # transformers 4
+    _paged: Any = None
+else:
+    _paged = _continuous_batching
+    _paged.register(flash_dmattn_attention_forward)
 for _name in NAMES:
     AttentionInterface.register(_name, flash_dmattn_attention_forward)
     AttentionMaskInterface.register(_name, dmattn_mask)
