@@ -80,3 +80,45 @@ PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_s
     native_release(storage, NUM);
     return failed ? NULL : native_result(status);
 }
+
+/* plan_cache(device's name, dtype's name, rows, heads, heads_kv, head_dim, page_size, sinks of a head, softcap,
+ * causal, window_left) -> (family, kernel, reason) of a packed call on a cache in pages. The device need not be
+ * here. */
+PyObject *native_plan_cache(PyObject *module, PyObject *arguments) {
+    enum { BATCH = 8, COLUMNS = 64 };
+    const char *name, *dtype;
+    int page_size, sinks, causal;
+    long long rows, heads, heads_kv, head_dim, window_left;
+    fdm_options options = fdm_options_default();
+    fdm_problem p = fdm_problem_default();
+    if (!PyArg_ParseTuple(arguments, "ssLLLLiidpL", &name, &dtype, &rows, &heads, &heads_kv, &head_dim, &page_size,
+                          &sinks, &options.softcap, &causal, &window_left))
+        return NULL;
+    p.pass = FDM_FORWARD;
+    p.dtype = fdm_dtype_from_name(dtype);
+    p.batch = BATCH;
+    p.varlen = 1;
+    p.seqlen_q = rows;
+    p.total_q = BATCH * rows;
+    p.heads = heads;
+    p.heads_kv = heads_kv;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.softmax_scale = 1.0;
+    p.softcap = options.softcap;
+    p.causal = options.causal = causal;
+    p.window_left = window_left;
+    p.has_seqused_k = p.has_cache = 1;
+    p.page_size = page_size;
+    p.max_pages = COLUMNS;
+    p.num_pages = BATCH * COLUMNS;
+    p.seqlen_k = (int64_t)page_size * COLUMNS;
+    p.has_sink = sinks > 0;
+    p.num_sinks = sinks;
+    p.sink_dtype = p.dtype;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
+    fdm_status status = fdm_device_from_name(name, &device);
+    if (!status)
+        status = fdm_plan_attention(&device, &p, &options, &plan);
+    return status ? native_result(status) : Py_BuildValue("(sss)", plan.family, plan.kernel, plan.reason);
+}

@@ -75,6 +75,7 @@ static PyMethodDef methods[] = {
     {"xla_handlers", native_xla_handlers, METH_NOARGS, "Custom calls of XLA: (target, platform, capsule) of each."},
     {"cache_forward", FASTCALL(native_cache_forward), "Attention on a KV cache, on caller-allocated tensors."},
     {"cache_append", FASTCALL(native_cache_append), "New keys into a KV cache; queries turned."},
+    {"plan_cache", native_plan_cache, METH_VARARGS, "(family, kernel, reason) of a call on a KV cache."},
     {"merge", FASTCALL(native_merge), "Two partial results into one, on caller-allocated tensors."},
     {"gemm", FASTCALL(native_gemm), "A matrix product, on caller-allocated tensors."},
     {"softmax", FASTCALL(native_softmax), "Softmax along rows, on caller-allocated tensors."},
