@@ -20,10 +20,10 @@ static void takes_what_is_seen_key_by_key(void **state) {
     } cases[] = {
         {INTERVALS | CAUSAL, 8192, 128, "hopper.forward", "SM90_Wgmma_128x128_Q2_"},
         {INTERVALS | CAUSAL, 8192, 64, "hopper.forward", "SM90_Wgmma_192x128_K4_Q2_"},
-        {INTERVALS | CAUSAL, 1024, 128, "hopper.gather", "SM90_Gather_192x64_"},
+        {INTERVALS | CAUSAL, 1024, 128, "hopper.gather", "SM90_Gather_128x64_S2_Q1_Turns_Longest"}, /* few blocks */
         {INTERVALS | CAUSAL | BIAS, 8192, 64, "hopper.gather", "SM90_Gather_192x96_"},
         {MASK, 8192, 96, "hopper.forward", "SM90_Wgmma_128x128_"},
-        {MASK, 128, 96, "hopper.gather", "SM90_Gather_192x64_"},
+        {MASK, 128, 96, "hopper.gather", "SM90_Gather_128x64_"},
         {INTERVALS | MASK, 8192, 96, "hopper.gather", "SM90_Gather_192x64_"},
         {BIAS, 8192, 192, "hopper.gather", "SM90_Gather_128x64_"},
         {INTERVALS, 8192, 256, "hopper.forward", "SM90_Wgmma_128x64_"},
@@ -240,7 +240,7 @@ static void forward_takes_the_shortest_way(void **state) {
         {0, 4, 128, 64, 8, 64, "hopper.forward", NULL}, /* a tile of 128 rows is full */
         {0, 64, 128, 64, 8, 128, "hopper.forward", NULL},
         {MASK | ROWS, 32, 32, 32, 4, 128, "hopper.forward", NULL},
-        {CAUSAL | PACKED, 32, 32, 32, 4, 128, "hopper.forward", "_Packed4_Dynamic"},
+        {CAUSAL | PACKED, 32, 32, 32, 4, 128, "hopper.forward", "_Packed4_Longest"},
         {CAUSAL | PACKED, 1, 32, 32, 4, 128, "hopper.forward", NULL},
         {0, 8, 1, 32, 4, 128, "mma.decode", NULL},
         {0, 8, 4, 64, 2, 128, "hopper.forward", "_Packed32_Split_"},
@@ -279,19 +279,27 @@ static void forward_takes_the_items_that_end_first(void **state) {
         int64_t batch, length, heads, head_dim;
         const char *choice;
     } cases[] = {
-        {0, 1, 1024, 4, 64, "_128x128_Q2_Turns_Static"}, /* few: the shorter item */
-        {CAUSAL, 1, 1024, 4, 64, "_128x128_Q2_Turns_Dynamic"},
-        {0, 2, 640, 16, 64, "_192x128_Q2_Turns_Static"},  /* 128 items instead of 160 */
+        {0, 1, 1024, 4, 64, "_128x128_Q2_Turns_Longest"}, /* few: the shorter item, each on a multiprocessor */
+        {CAUSAL, 1, 1024, 4, 64, "_128x128_Q2_Turns_Longest"},
+        {0, 2, 640, 16, 64, "_192x128_Q2_Turns_Longest"}, /* 128 items instead of 160 */
         {0, 64, 256, 32, 64, "_128x128_Q2_Turns_Static"}, /* 256 rows are two tiles of either */
         {0, 32, 512, 32, 64, "_192x128_Q2_Turns_Static"},
         {CAUSAL, 32, 512, 32, 64, "_192x128_K4_Q2_Turns_Dynamic"},
         {CAUSAL, 1, 16384, 32, 64, "_192x128_K4_Q2_Turns_Dynamic"},
         {0, 26, 640, 32, 96, "_128x128_Q2_Turns_Static"},
         {0, 8, 1536, 16, 96, "_192x96_Q1_Turns_Static"},
-        {0, 2, 640, 16, 96, "_192x96_Q1_Turns_Static"},          /* one wave instead of two */
+        {0, 2, 640, 16, 96, "_192x96_Q1_Turns_Longest"},         /* one wave instead of two */
         {CAUSAL, 32, 512, 16, 128, "_128x128_Q2_Turns_Static"},  /* two pairs a head */
         {CAUSAL, 42, 384, 16, 128, "_128x128_Q2_Turns_Dynamic"}, /* three blocks */
-        {CAUSAL, 1, 512, 4, 128, "_128x128_Q2_Turns_Dynamic"},   /* pairs would leave multiprocessors without */
+        {CAUSAL, 1, 512, 4, 128, "_128x128_Q2_Turns_Longest"},
+        {CAUSAL, 16, 995, 2, 128, "_128x128_Q2_Turns_Static"}, /* 128 pairs, one each */
+        {CAUSAL, 8, 4814, 2, 192, "_128x96_Q1_Turns_Dynamic"}, /* 304 pairs: a last wave of 40 */
+        {CAUSAL, 1, 8104, 32, 192, "_128x96_Q1_Turns_Static"}, /* 1024 pairs: one of 100 */
+        {CAUSAL, 4, 3126, 4, 96, "_192x96_Q1_Turns_Dynamic"},
+        {MASK | ROWS, 3, 1229, 12, 128, "_128x64_Q2_S2_Turns_Dynamic"},
+        {CAUSAL, 1, 7438, 1, 128, "_Split_Dynamic"}, /* 59 items */
+        {0, 1, 5081, 1, 64, "_Split_Static"},
+        {0, 1, 10295, 2, 128, "_128x128_Q2_Turns_Static"}, /* 162 items */
         {CAUSAL, 24, 640, 8, 256, "_128x64_Q1_Dynamic"},
         {CAUSAL, 24, 128, 8, 256, "_128x64_Q1_Static"}, /* one block a head: nothing to pair */
     };
@@ -303,6 +311,8 @@ static void forward_takes_the_items_that_end_first(void **state) {
         p.batch = cases[i].batch;
         p.heads = p.heads_kv = cases[i].heads;
         p.seqlen_k = cases[i].length;
+        if (p.has_mask)
+            p.mask_shape[2] = p.mask_shape[3] = cases[i].length;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, "hopper.forward");
         assert_non_null(strstr(plan.choice, cases[i].choice));
@@ -402,6 +412,41 @@ static void groups_are_divided(void **state) {
     }
 }
 
+/* 128 keys a block where those of 192 would leave the device idle; not where few rows ask for dS by P in float32. */
+static void backward_blocks_fill_the_device(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t batch, heads, heads_kv, seqlen, total, rows;
+        const char *choice;
+    } cases[] = {
+        {CAUSAL, 1, 4, 4, 6847, 0, 0, "SM90_Wgmma_64x128_R3_DS1_RS"},
+        {CAUSAL, 16, 2, 2, 9392, 0, 0, "SM90_Wgmma_64x192_R3_DS2_RS"},
+        {0, 1, 1, 1, 16006, 0, 0, "SM90_Wgmma_64x128_R3_DS1_RS"},
+        {0, 1, 2, 2, 10491, 0, 0, "SM90_Wgmma_64x192_R3_DS2_RS"},     /* 110 blocks instead of 164 */
+        {CAUSAL, 3, 8, 2, 1919, 0, 0, "SM90_Wgmma_64x192_R3_DS2_RS"}, /* the group is divided */
+        {CAUSAL | PACKED, 3, 1, 1, 8721, 17149, 0, "SM90_Wgmma_64x128_R3_DS1_RS"},
+        {CAUSAL | PACKED, 3, 8, 8, 17172, 27792, 0, "SM90_Wgmma_64x192_R3_DS2_RS"},
+        {CAUSAL, 1, 4, 4, 6847, 0, 64, "SM90_Wgmma_64x192_R3_DS2_RS"},
+    };
+    fdm_device device = {.struct_bytes = sizeof device};
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = hopper_problem(cases[i].features, cases[i].seqlen, 64);
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        p.pass = FDM_BACKWARD;
+        p.batch = cases[i].batch;
+        p.heads = cases[i].heads;
+        p.heads_kv = cases[i].heads_kv;
+        p.seqlen_k = p.seqlen_q;
+        p.total_q = p.total_k = cases[i].total;
+        if (cases[i].rows)
+            p.seqlen_q = cases[i].rows;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_memory_equal(plan.choice, cases[i].choice, strlen(cases[i].choice));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
                                        cmocka_unit_test(leaves_few_rows_of_ranges),
@@ -411,6 +456,7 @@ int main(void) {
                                        cmocka_unit_test(registers_fit),
                                        cmocka_unit_test(forward_takes_the_shortest_way),
                                        cmocka_unit_test(forward_takes_the_items_that_end_first),
-                                       cmocka_unit_test(groups_are_divided)};
+                                       cmocka_unit_test(groups_are_divided),
+                                       cmocka_unit_test(backward_blocks_fill_the_device)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,26 +37,29 @@ static void splits(void **state) {
         int64_t batch, heads_kv, keys, head_dim;
         int32_t splits, stages, merge;
     } cases[] = {
-        /* one block a multiprocessor, with 64 KB under way; the same on two; two blocks where one has less */
-        {"sm_90", 16, 8, 32768, 128, 1, 3, MMA_MERGE_NONE},
+        /* one block a multiprocessor, in one wave with 96 KB under way; in waves two, with 64 KB */
+        {"sm_90", 16, 8, 32768, 128, 1, 4, MMA_MERGE_NONE},
         {"sm_90", 64, 8, 4096, 128, 1, 2, MMA_MERGE_NONE},
-        {"sm_90", 16, 8, 32768, 64, 2, 3, MMA_MERGE_CLUSTER},
-        {"sm_90", 8, 8, 16384, 256, 2, 2, MMA_MERGE_CLUSTER},
+        {"sm_90", 16, 8, 32768, 64, 2, 4, MMA_MERGE_CLUSTER},
+        {"sm_90", 8, 8, 16384, 256, 2, 3, MMA_MERGE_CLUSTER},
         /* eight splits are a cluster, more are not; short sequences have few */
-        {"sm_90", 1, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
-        {"sm_90", 2, 8, 131072, 128, 8, 3, MMA_MERGE_CLUSTER},
-        {"sm_90", 2, 1, 2560, 128, 10, 3, MMA_MERGE_WORKSPACE},
+        {"sm_90", 1, 8, 131072, 128, 16, 4, MMA_MERGE_WORKSPACE},
+        {"sm_90", 2, 1, 2560, 128, 10, 4, MMA_MERGE_WORKSPACE},
+        /* clusters that would leave four multiprocessors: twice as many splits; where keys are too few for those, not */
+        {"sm_90", 2, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
+        {"sm_90", 32, 1, 1515, 256, 4, 3, MMA_MERGE_CLUSTER},
         /* 64 splits have 32 tiles of 64 keys each; with 63 some would have 33 */
-        {"sm_90", 1, 2, 131072, 128, 64, 3, MMA_MERGE_WORKSPACE},
+        {"sm_90", 1, 2, 131072, 128, 64, 4, MMA_MERGE_WORKSPACE},
         /* in waves there is no cluster */
         {"sm_90", 20, 8, 16384, 128, 8, 2, MMA_MERGE_WORKSPACE},
         /* of at most 2048 keys a split is one tile of 64 or 128, where all are on the device at once */
         {"sm_90", 1, 8, 2048, 128, 16, 1, MMA_MERGE_CLUSTER},
         {"sm_90", 1, 8, 512, 128, 8, 1, MMA_MERGE_CLUSTER},
         {"sm_90", 2, 8, 2048, 128, 16, 1, MMA_MERGE_CLUSTER},
-        {"sm_90", 3, 8, 2048, 128, 5, 3, MMA_MERGE_CLUSTER},
-        {"sm_90", 1, 8, 2112, 128, 7, 3, MMA_MERGE_CLUSTER},
-        {"sm_90", 1, 8, 2048, 256, 8, 2, MMA_MERGE_CLUSTER},
+        {"sm_90", 3, 8, 2048, 128, 5, 4, MMA_MERGE_CLUSTER},
+        {"sm_90", 1, 8, 2112, 128, 7, 4, MMA_MERGE_CLUSTER},
+        {"sm_90", 1, 8, 2048, 256, 8, 3, MMA_MERGE_CLUSTER},
+        {"sm_90", 1, 8, 377, 128, 6, 1, MMA_MERGE_CLUSTER},
         /* no clusters */
         {"sm_80", 2, 1, 512, 128, 8, 1, MMA_MERGE_WORKSPACE},
         {"sm_120", 2, 1, 2560, 128, 10, 2, MMA_MERGE_WORKSPACE},
@@ -105,11 +108,11 @@ static void decode_takes_every_feature(void **state) {
         {INTERVALS, FDM_BFLOAT16, 32, 8, 2, 128, "MMA_Decode_16x64_W4_S3_X2", "by intervals", 0, 2, 1},
         {MASK | INTERVALS, FDM_BFLOAT16, 32, 8, 1, 64, "MMA_Decode_16x64_W4_S4", "by mask and intervals", 1, 1, 1},
         {BIAS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "a bias of -inf", 0, 0, 1},
-        {SOFTCAP | WINDOW, FDM_BFLOAT16, 32, 8, 1, 256, "MMA_Decode_16x64_W4_S2", "fit in one tile of 16", 0, 0, 1},
-        {0, FDM_BFLOAT16, 64, 2, 1, 128, "MMA_Decode_32x64_W8_S3", "32 query rows of a KV head fit in one tile of 32",
+        {SOFTCAP | WINDOW, FDM_BFLOAT16, 32, 8, 1, 256, "MMA_Decode_16x64_W4_S3", "fit in one tile of 16", 0, 0, 1},
+        {0, FDM_BFLOAT16, 64, 2, 1, 128, "MMA_Decode_32x64_W8_S4", "32 query rows of a KV head fit in one tile of 32",
          0, 0, 2},
-        {0, FDM_BFLOAT16, 64, 1, 1, 128, "MMA_Decode_64x64_W8_S3", "fit in one tile of 64", 0, 0, 4},
-        {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_128x64_W8_S3",
+        {0, FDM_BFLOAT16, 64, 1, 1, 128, "MMA_Decode_64x64_W8_S4", "fit in one tile of 64", 0, 0, 4},
+        {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_128x64_W8_S4",
          "128 query rows of a KV head fit in one tile of 128", 0, 0, 8},
         {0, FDM_FLOAT32, 32, 8, 1, 128, "MMA_Decode_TF32x3_16x64_W4_S2", "2 stages of 64 keys", 0, 0, 1},
         {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_W4_S2_X4", "2 stages of 32 keys", 1, 0, 1},
@@ -202,7 +205,7 @@ static void decode_leaves_to_others(void **state) {
     static const struct {
         int64_t heads, heads_kv, rows, keys, head_dim;
     } cases[] = {
-        {32, 8, 1, 500, 128},
+        {32, 8, 1, 60, 128},
         {32, 32, 32, 4096, 128},
         {64, 1, 8, 4096, 128},
         {32, 8, 1, 4096, 100},

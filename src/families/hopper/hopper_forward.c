@@ -21,7 +21,7 @@
  * warpgroups) or 160 (three). Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
 struct tile {
     int32_t head_dim_max;
-    int32_t scored;  /* 1: with a mask or bias; those tiles take problems without, too */
+    int32_t scored;  /* 1: with a mask or bias; those tiles take problems without, too; 2: chosen for a mask alone */
     int32_t bounded; /* 1: chosen under causal or window alone; 0: without; -1: both */
     int32_t seqlen_k_min;
     int32_t warpgroups, block_n;
@@ -35,6 +35,7 @@ static const struct tile tiles[] = {
     {64, 0, 1, 0, 3, 128, 4, 2, 0, 1, ITEMS_DYNAMIC, 1.25,
      "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
      "fewer rows"},
+    {96, 0, 1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.33, "192 rows a load; 8 to 15 % faster than 128x128"},
     {96, 0, -1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.44, "192 rows a load; 2 to 5 % faster than 128x128"},
     {96, 0, -1, 0, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.6, "192 rows save a wave; each waits for its Q"},
     {128, 0, 0, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1,
@@ -48,6 +49,8 @@ static const struct tile tiles[] = {
     {256, 0, -1, 0, 2, 64, 2, 1, 0, 0, ITEMS_STATIC, 1,
      "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
     {64, 1, -1, 0, 2, 128, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
+    {128, 2, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1,
+     "two stages of the mask hide its loads; up to 30 % faster than one beside 128 keys"},
     {128, 1, -1, 0, 2, 128, 2, 1, 1, 1, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
     {128, 1, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
     {256, 1, -1, 0, 2, 64, 2, 1, 1, 0, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
@@ -116,7 +119,8 @@ static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p); }
 
 /* Whether the rules prefer a tile that fits. */
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return t->scored == scored(p) && (t->bounded < 0 || t->bounded == bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
+    return !t->scored == !scored(p) && (t->scored < 2 || !p->has_bias) &&
+           (t->bounded < 0 || t->bounded == bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
 }
 
 /* Items over multiprocessors. */
@@ -124,13 +128,39 @@ static double waves_of(const struct tile *t, const fdm_device *device, const fdm
     return (double)hopper_all_blocks(p, 1, 64 * t->warpgroups) / (device->num_sms > 0 ? device->num_sms : 1);
 }
 
-/* A static order pairs a head's first block of rows with its last, so that pairs see as many keys. Of an odd number one
- * is left over: 13 to 29 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not.
- * Pairs by ranges are not equal, and blocks that leave all items to another kernel are few in a dynamic order. */
-static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->warpgroups);
-    const int unequal = gpu_bounded(p) && blocks > 1 && (blocks % 2 || waves_of(t, device, p) <= 1);
-    return ranged(p) || (t->scheduler == ITEMS_STATIC && unequal) ? ITEMS_DYNAMIC : t->scheduler;
+/* Steps of the longest item over four: what a dynamic order of packed sequences loses at its end, since a block that
+ * begins that item has asked for another. An item of its own block has no next one, whose loads it would hide: about a
+ * step each. */
+static int longest_pays(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const double items = ceil((double)p->total_q / (64 * t->warpgroups)) * (double)p->heads;
+    const double steps = (double)hopper_visible_keys(p) / t->block_n;
+    return items / device->num_sms < steps / 4;
+}
+
+/* Under a causal mask or window a static order pairs a head's first block of rows with its last, so that pairs see as
+ * many keys. One pair of each multiprocessor is 2 to 10 % faster than any other order. Of an odd number of blocks one
+ * is left over, and a last wave of few pairs leaves multiprocessors idle: 13 to 29 % slower than a dynamic order. */
+static int32_t order_of_pairs(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    enum { FULL_PERCENT = 90 };
+    const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->warpgroups), num_sms = device->num_sms;
+    const int64_t pairs = blocks / 2 * p->heads * p->batch, room = (pairs + num_sms - 1) / num_sms * num_sms;
+    if (blocks > 1 && (blocks % 2 || 100 * pairs < FULL_PERCENT * room))
+        return t->scheduler == ITEMS_STATIC ? ITEMS_DYNAMIC : t->scheduler;
+    return blocks > 1 && pairs <= num_sms && !scored(p) ? ITEMS_STATIC : t->scheduler;
+}
+
+/* Where each item has a multiprocessor, none needs an order. Pairs by ranges are not equal, and blocks that leave all
+ * items to another kernel are few in a dynamic order. */
+static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p, int32_t splits) {
+    if (ranged(p))
+        return ITEMS_DYNAMIC;
+    if (splits == 1 && waves_of(t, device, p) <= 1)
+        return ITEMS_LONGEST;
+    if (!gpu_bounded(p))
+        return t->scheduler;
+    return splits > 1  ? ITEMS_DYNAMIC
+           : p->varlen ? longest_pays(t, device, p) ? ITEMS_LONGEST : ITEMS_DYNAMIC
+                       : order_of_pairs(t, device, p);
 }
 
 /* Time of all items on the device. Few waves are counted whole; a last item of at most 128 rows has warpgroups without
@@ -234,9 +264,11 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     if (!first)
         return 0;
     const int32_t num_ways = hopper_ways(device, p, 64 * first->warpgroups, first->block_n, ways);
-    *v = (struct variant){first, scheduler_of(first, device, p), 1, 0, copies_of(first, p), ways[0]};
+    const int32_t whole = scheduler_of(first, device, p, 1); /* of the way without splits, which is among them */
+    *v = (struct variant){first, scheduler_of(first, device, p, ways[0].splits), 1, 0, copies_of(first, p), ways[0]};
     if (number < num_ways) {
         v->way = ways[number];
+        v->scheduler = scheduler_of(first, device, p, v->way.splits);
         return 1;
     }
     number -= num_ways - 1;
@@ -247,7 +279,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const int other = fits(&tiles[i], device, p) && !is_repeated(device, p, i);
         for (int32_t scheduler = 0; other && scheduler < NUM_SCHEDULERS; scheduler++)
-            if ((!same_kernel(&tiles[i], first, p) || scheduler != v->scheduler) && --number == 0) {
+            if ((!same_kernel(&tiles[i], first, p) || scheduler != whole) && --number == 0) {
                 *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p), {1, 1}};
                 return 1;
             }

@@ -15,6 +15,8 @@ enum { HOPPER_WAYS = 4, HOPPER_PACKED_MAX = 64 };
  * order, each once. Returns how many. */
 int32_t hopper_ways(const fdm_device *device, const fdm_problem *problem, int32_t block_m, int32_t block_n,
                     struct hopper_way ways[HOPPER_WAYS]);
+/* Keys that a block's rows see at most. */
+int64_t hopper_visible_keys(const fdm_problem *problem);
 /* Whether the kernel can run the problem so. */
 int hopper_way_possible(const fdm_problem *problem, struct hopper_way way);
 

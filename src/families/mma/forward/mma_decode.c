@@ -9,10 +9,14 @@
 #include "families/mma/mma_family.h"
 #include "gpu/splits.h"
 
-enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, RESERVE = 1 << 10 };
+enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, RESERVE = 1 << 10 };
+/* One tile; and where keys are listed first, which takes as long as some tiles do. */
+enum { KEYS_MIN = 64, LISTED_KEYS_MIN = 512 };
 enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more rows than one tile of 16, query rows */
-/* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200). */
-enum { FLIGHT_BYTES = 64 << 10 };
+/* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200) where
+ * blocks come in waves, or of float32. In one wave nothing else begins while a block waits: up to 17 % faster with
+ * more. */
+enum { FLIGHT_BYTES = 64 << 10, ONE_WAVE_FLIGHT_BYTES = 96 << 10 };
 
 /* ---- tiles ---- */
 
@@ -116,13 +120,18 @@ static int64_t tile_bytes(const fdm_problem *p, struct tile t) {
     return (int64_t)t.block_n * (padded(p) + padded_v(p)) * element_bytes(p);
 }
 
-/* The fewest stages with which `blocks` of a multiprocessor have enough under way, or as many as there is room for. */
-static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks) {
+/* The fewest stages with which `blocks` of a multiprocessor have so many bytes under way, or as many as there is room
+ * for. */
+static int32_t stages_for(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks,
+                          int64_t bytes) {
     int32_t stages = 2;
-    while (stages < STAGES_MAX && (stages - 1) * blocks * tile_bytes(p, t) < FLIGHT_BYTES &&
+    while (stages < STAGES_MAX && (stages - 1) * blocks * tile_bytes(p, t) < bytes &&
            blocks_fit(device, p, t, stages + 1, blocks))
         stages++;
     return stages;
+}
+static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks) {
+    return stages_for(device, p, t, blocks, FLIGHT_BYTES);
 }
 
 /* Blocks of a multiprocessor: one where it has enough under way by itself. */
@@ -151,15 +160,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if ((double)splits_rows(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * GPU_SPLITS_MAX >= INT32_MAX)
         return "rows of all heads are fewer than 2^31, blocks of KV heads than 2^24";
     return NULL;
-}
-
-static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
-    if (p->seqlen_k < KEYS_MIN)
-        return "other kernels suit it better";
-    return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
-               ? NULL
-               : "of more than 16 rows of a KV head, at most 8 query rows suit it";
 }
 
 /* Keys that the rows of a KV head can see at most. */
@@ -191,6 +191,19 @@ static int single_tile_of(const fdm_device *device, const fdm_problem *p, struct
             return visible_keys(p) > 0;
     }
     return 0;
+}
+
+static int64_t keys_min(const fdm_device *device, const fdm_problem *p) {
+    struct tile single;
+    return lists_keys(p) && !single_tile_of(device, p, &single) ? LISTED_KEYS_MIN : KEYS_MIN;
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    if (p->seqlen_k < keys_min(device, p))
+        return "other kernels suit it better";
+    return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
+               ? NULL
+               : "of more than 16 rows of a KV head, at most 8 query rows suit it";
 }
 
 /* How much of the device is at work from begin to end: waves of as many blocks as are resident, of `tiles` / `splits`
@@ -296,18 +309,17 @@ static int32_t times_of(const fdm_device *device, const fdm_problem *p, struct t
 
 static int32_t splits_of_way(const struct way *way) { return way->splits * way->times; }
 
-/* The rules' way with a ring. A listed block has nothing under way while it looks for its first keys: the other of the
- * multiprocessor then has enough by itself. */
-static struct way way_of(const fdm_device *device, const fdm_problem *p) {
-    struct way way = {.tile = tile_of(device, p)};
-    way.splits = splits_of(device, p, way.tile);
-    way.times = times_of(device, p, way.tile, way.splits);
-    const int64_t blocks = blocks_of_keys(p, way.tile) * splits_of_way(&way);
-    const int32_t most = blocks_max(way.tile, 2), alone = stages_of(device, p, way.tile, 1);
-    const int shared = blocks > device->num_sms && blocks_fit(device, p, way.tile, 2, most);
-    const int listed = lists_keys(p) && blocks_fit(device, p, way.tile, alone, most);
-    way.stages = listed ? alone : stages_of(device, p, way.tile, shared ? most : 1);
-    return way;
+/* A listed block has nothing under way while it looks for its first keys: the other of the multiprocessor then has
+ * enough by itself. */
+static int32_t stages_of_way(const fdm_device *device, const fdm_problem *p, const struct way *way,
+                             int64_t one_wave_bytes) {
+    const int64_t blocks = blocks_of_keys(p, way->tile) * splits_of_way(way);
+    const int32_t most = blocks_max(way->tile, 2), alone = stages_of(device, p, way->tile, 1);
+    const int shared = blocks > device->num_sms && blocks_fit(device, p, way->tile, 2, most);
+    if (lists_keys(p) && blocks_fit(device, p, way->tile, alone, most))
+        return alone;
+    const int one_wave = !lists_keys(p) && !is_float32(p) && blocks <= (shared ? most : 1) * (int64_t)device->num_sms;
+    return stages_for(device, p, way->tile, shared ? most : 1, one_wave ? one_wave_bytes : FLIGHT_BYTES);
 }
 
 static int can_have(const fdm_device *device, const fdm_problem *p, const struct way *way) {
@@ -317,6 +329,32 @@ static int can_have(const fdm_device *device, const fdm_problem *p, const struct
     return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
            splits_of_way(way) <= GPU_SPLITS_MAX &&
            (way->times == 1 || visible_keys(p) / splits_of_way(way) >= 64 * TILES_OF_A_SPLIT_MIN);
+}
+
+/* A cluster lies in one graphics processing cluster, whose multiprocessors are a multiple of two, not of four or eight:
+ * clusters that would leave hardly any multiprocessor over do not all find room at once, and the last begin when the
+ * first have ended (H200: 128 blocks of 132, 8 to 28 % slower than twice as many that merge through memory). */
+static int is_crowded(const fdm_device *device, const fdm_problem *p, const struct way *way) {
+    const int64_t splits = splits_of_way(way), blocks = blocks_of_keys(p, way->tile) * splits;
+    const int64_t room = (blocks + device->num_sms - 1) / device->num_sms * device->num_sms;
+    return splits > 2 && 8 * blocks > 7 * room &&
+           merge_of(device, p, way->tile, way->stages, (int32_t)splits) == MMA_MERGE_CLUSTER;
+}
+
+/* The rules' way with a ring. */
+static struct way way_of(const fdm_device *device, const fdm_problem *p) {
+    struct way way = {.tile = tile_of(device, p)};
+    way.splits = splits_of(device, p, way.tile);
+    way.times = times_of(device, p, way.tile, way.splits);
+    way.stages = stages_of_way(device, p, &way, ONE_WAVE_FLIGHT_BYTES);
+    struct way more = way; /* in waves */
+    more.stages = stages_of_way(device, p, &way, FLIGHT_BYTES);
+    while (is_crowded(device, p, &more)) {
+        more.times *= 2;
+        if (!can_have(device, p, &more))
+            return way;
+    }
+    return more.times > way.times ? more : way;
 }
 
 static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
