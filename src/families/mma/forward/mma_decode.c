@@ -341,20 +341,29 @@ static int is_crowded(const fdm_device *device, const fdm_problem *p, const stru
            merge_of(device, p, way->tile, way->stages, (int32_t)splits) == MMA_MERGE_CLUSTER;
 }
 
-/* The rules' way with a ring. */
-static struct way way_of(const fdm_device *device, const fdm_problem *p) {
+/* A way with a ring: as many splits as fill the device, in one wave where they are one; and the same for blocks in
+ * waves. */
+static struct way ring_of(const fdm_device *device, const fdm_problem *p) {
     struct way way = {.tile = tile_of(device, p)};
     way.splits = splits_of(device, p, way.tile);
     way.times = times_of(device, p, way.tile, way.splits);
     way.stages = stages_of_way(device, p, &way, ONE_WAVE_FLIGHT_BYTES);
-    struct way more = way; /* in waves */
-    more.stages = stages_of_way(device, p, &way, FLIGHT_BYTES);
+    return way;
+}
+static struct way in_waves(const fdm_device *device, const fdm_problem *p, struct way ring) {
+    ring.stages = stages_of_way(device, p, &ring, FLIGHT_BYTES);
+    return ring;
+}
+
+/* The rules' of them: in waves where clusters would be crowded. */
+static struct way rules_of(const fdm_device *device, const fdm_problem *p, const struct way *ring) {
+    struct way more = in_waves(device, p, *ring);
     while (is_crowded(device, p, &more)) {
         more.times *= 2;
         if (!can_have(device, p, &more))
-            return way;
+            return *ring;
     }
-    return more.times > way.times ? more : way;
+    return more.times > ring->times ? more : *ring;
 }
 
 static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
@@ -383,22 +392,23 @@ static void fill_way(const fdm_device *device, const fdm_problem *p, const struc
 /* The variant-th way: the rules', then those with other stages, then those with other splits. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     enum { DEPTHS = STAGES_MAX, TIMES = 5 }; /* 1 to 4 stages; 1, 2, 4, 8, 16 times the splits */
-    const struct way ring = way_of(device, p);
-    struct way single = {.stages = 1, .times = 1}, rules = ring;
+    const struct way ring = ring_of(device, p), waves = in_waves(device, p, ring);
+    struct way single = {.stages = 1, .times = 1}, rules;
     if (single_tile_of(device, p, &single.tile)) {
         single.splits = single_splits(p, single.tile);
         rules = single;
-    }
+    } else
+        rules = rules_of(device, p, &ring);
     struct way way = rules;
     int32_t count = 0;
     for (int32_t n = 0; count < variant && n < DEPTHS + TIMES; n++) {
-        way = n == 0 ? single : ring;
+        way = n == 0 ? single : n < DEPTHS ? ring : waves;
         if (n < DEPTHS)
             way.stages = 1 + n;
         else
             way.times = 1 << (n - DEPTHS);
         count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way) &&
-                 (n < DEPTHS || memcmp(&way, &ring, sizeof way) != 0);
+                 (n < DEPTHS || way.times != ring.times);
     }
     if (count < variant)
         return 0;
