@@ -32,7 +32,8 @@ FEATURES = 8
 NEAR = 1.4  # a way that never comes so near to the fastest gets no row of its own
 LEAST = 3  # problems for a row of its own
 TOWARDS_KIND, TOWARDS_TILE = 0.3, 0.1  # weights of the constants that a row is drawn towards
-LEAD = 0.02  # the rules' choice stays unless another is predicted to take so much less time
+LEAD, SURE = 0.02, 2.0  # the rules' choice stays unless another is predicted to take LEAD less time, and SURE times
+# what both rows err together less (src/plan/predict.c)
 ORDERS = re.compile(r"_(Parts|Static|Longest|Dynamic|Exp).*")
 
 
@@ -56,7 +57,7 @@ def load(fdm: str, path: pathlib.Path) -> tuple[str, list[dict]]:
             way = features.get((row["kernel"], row["choice"]))
             if way and row.get("samples"):
                 ways.append({"name": way["name"], "features": numpy.array(way["features"]), "seconds": row["seconds"],
-                             "choice": row["choice"], "rule": row.get("rule", False)})  # fmt: skip
+                             "choice": row["choice"], "rule": way["rule"]})  # fmt: skip
         problems.append({"number": problem["number"], "kind": problem["kind"], "text": problem["problem"],
                          "ways": ways})  # fmt: skip
     return arch, problems
@@ -110,9 +111,25 @@ def residual(found: numpy.ndarray, ways: list[dict]) -> float:
     return float(numpy.sqrt(numpy.mean(numpy.square(errors))))
 
 
+def row_of(rows: dict, way: dict) -> tuple | None:
+    return rows.get(way["name"]) or rows.get(tile_of(way["name"]))
+
+
 def predict(rows: dict, way: dict) -> float | None:
-    row = rows.get(way["name"]) or rows.get(tile_of(way["name"]))
+    row = row_of(rows, way)
     return float(row[0] @ way["features"]) if row else None
+
+
+def choose(rows: dict, ways: list[dict], rule: dict) -> dict:
+    """The rules' choice, or the way of the least predicted time among those that lead it surely."""
+    chosen, least, of_rule = rule, numpy.inf, row_of(rows, rule)
+    for way in ways if of_rule else ():
+        row = row_of(rows, way)
+        seconds = predict(rows, way) if row else numpy.inf
+        lead = max(LEAD, SURE * float(numpy.hypot(of_rule[1], row[1]))) if row else 0
+        if seconds < least and seconds < (1 - lead) * predict(rows, rule):
+            chosen, least = way, seconds
+    return chosen
 
 
 def judge(rows: dict, problems: list[dict]) -> list[dict]:
@@ -122,9 +139,7 @@ def judge(rows: dict, problems: list[dict]) -> list[dict]:
         best = min(way["seconds"] for way in problem["ways"])
         rule = next(way for way in problem["ways"] if way["rule"])
         known = [(seconds, way) for way in problem["ways"] if (seconds := predict(rows, way)) is not None]
-        first = min(known, key=lambda pair: pair[0]) if known else (0.0, rule)
-        of_rule = predict(rows, rule)
-        chosen = rule if of_rule is not None and first[0] > (1 - LEAD) * of_rule else first[1]
+        chosen = choose(rows, problem["ways"], rule)
         ranked = sorted(known, key=lambda pair: pair[0])[:12]
         judged.append({
             "problem": problem, "chosen": chosen, "model": chosen["seconds"] / best - 1,
@@ -190,6 +205,20 @@ def make_table(arch: str, rows: dict, sources: list[str]) -> str:
     return "\n".join(text) + "\n"
 
 
+def cross(problems: list[dict]) -> list[dict]:
+    """Each problem judged by constants that were fitted to those of other remainders of n by five."""
+    judged = []
+    for fold in {problem["number"] % 5 for problem in problems}:
+        rows = fit([problem for problem in problems if problem["number"] % 5 != fold])
+        judged += judge(rows, [problem for problem in problems if problem["number"] % 5 == fold])
+    return judged
+
+
+def write_table(name: str, judged: list[dict]) -> None:
+    page = PAGE.read_text()
+    PAGE.write_text(marked_table.replaced(page, name, "\n".join(make_page(judged)) + "\n")[0])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("record", type=pathlib.Path)
@@ -197,26 +226,24 @@ def main() -> int:
     parser.add_argument("--held-back", action="store_true", help="measure it on what was held back; into docs/tuning.md")
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--check", action="store_true", help="four-fold on what is fitted to; writes nothing")
+    parser.add_argument("--crossed", action="store_true", help="five-fold on the whole record; into docs/tuning.md")
     options = parser.parse_args()
     arch, problems = load(options.fdm, options.record)
     fitted = [problem for problem in problems if problem["number"] % 5]
     held_back = [problem for problem in problems if problem["number"] % 5 == 0]
     if options.check:
-        judged = []
-        for fold in range(1, 5):
-            rows = fit([problem for problem in fitted if problem["number"] % 5 != fold])
-            judged += judge(rows, [problem for problem in fitted if problem["number"] % 5 == fold])
-        print("\n".join(make_page(judged)))
+        print("\n".join(make_page(cross(fitted))))
         return 0
     rows = fit(fitted)
     TABLE.write_text(make_table(arch, rows, [options.record.resolve().relative_to(ROOT).as_posix()]))
     print(f"{TABLE.relative_to(ROOT)}: {len(rows)} rows from {len(fitted)} problems")
     if options.held_back:
         judged = judge(rows, held_back)
-        page = PAGE.read_text()
-        PAGE.write_text(marked_table.replaced(page, "held back", "\n".join(make_page(judged)) + "\n")[0])
+        write_table("held back", judged)
         if options.plot:
             make_plot(judged, options.plot)
+    if options.crossed:
+        write_table("crossed", cross(problems))
     return 0
 
 

@@ -23,12 +23,27 @@ static int32_t parts_of(const fdm_plan *plan) {
     return number;
 }
 
+/* Kernels with roles take a multiprocessor's registers; eight warps of mma.decode do. */
+static int32_t resident_of(const struct family *family, const fdm_plan *plan) {
+    const int32_t warps = strcmp(plan->kernel, "mma.decode") == 0 ? parameter(family, plan, "WARPS", "") : 0;
+    return warps > 0 ? 8 / warps : strncmp(plan->kernel, "hopper.", 7) == 0 ? 1 : 0;
+}
+
+static enum model_order order_of(const fdm_plan *plan, int gathers) {
+    const fdm_problem *p = &plan->problem;
+    if (strstr(plan->choice, "_Static"))
+        return p->causal || p->window_left >= 0 || p->window_right >= 0 ? MODEL_PAIRS : MODEL_STATIC;
+    return strstr(plan->choice, "_Dynamic") && (p->varlen || gathers) ? MODEL_ASKS_EARLY : MODEL_FREE;
+}
+
 static struct model_way way_of(const struct family *family, const fdm_plan *plan, int64_t window) {
     const int32_t parts = parts_of(plan);
     struct model_way way = {.plan = plan, .window = window, .packed = parameter(family, plan, "PACKED_HEADS", "")};
     way.splits = plan->problem.pass == FDM_BACKWARD ? parts ? parts : parameter(family, plan, "GROUP_PARTS", "")
                                                     : parameter(family, plan, "NUM_SPLITS", "SPLITS");
     way.kernels_own = strstr(plan->choice, "_Gather") != NULL || strstr(plan->kernel, ".gather") != NULL;
+    way.resident = resident_of(family, plan);
+    way.order = order_of(plan, way.kernels_own);
     if (strcmp(plan->kernel, "mma.decode") == 0 && plan->problem.heads_kv > 0) /* rows of a group in one block */
         way.packed = (int32_t)(plan->problem.heads / plan->problem.heads_kv);
     if (window <= 0)

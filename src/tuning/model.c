@@ -47,6 +47,25 @@ static void add_sequence(struct work *w, const struct walk *k, double times) {
     }
 }
 
+/* Blocks of keys of a causal top-W whose biases are random, in the order of the last rows that see them: W keys live to
+ * the last row, W / t of those at row t die there, and no others were ever seen. A block's keys begin at any row. */
+static void add_topk(struct work *w, const struct model_way *way, double times) {
+    enum { SAMPLES = 128 };
+    const fdm_plan *plan = way->plan;
+    const double rows = (double)plan->problem.seqlen_q, keys = (double)way->window;
+    const double step = plan->block_m > 0 ? plan->block_m : 64, own = plan->block_n > 0 ? plan->block_n : 64;
+    const double seen = keys * (1 + log(rows / keys));
+    for (int n = 0; n < SAMPLES; n++) {
+        const double number = (n + 0.5) / SAMPLES * seen; /* in the order of death */
+        const double end = number < seen - keys ? keys * exp(number / keys) : rows;
+        const double tiles = ceil(end / step), some = times * seen / own / SAMPLES;
+        w->items += some;
+        w->tiles += some * tiles;
+        w->masked += some * tiles;
+        w->most = fmax(w->most, tiles);
+    }
+}
+
 static double bound_of(int64_t side) { return side < 0 ? HUGE_VAL : (double)side; }
 
 /* The length of sequence b where they fall evenly from the longest on: all that a packed problem says of them. */
@@ -76,7 +95,10 @@ static struct work work_of(const struct model_way *way) {
     const int backward = p->pass == FDM_BACKWARD;
     const int64_t packed = way->packed > 1 ? way->packed : 1;
     const double heads = backward ? (double)p->heads_kv : (double)p->heads / (double)packed;
-    for (int64_t b = 0; b < (p->varlen ? p->batch : 1); b++) {
+    const int topk = backward && p->has_intervals && !p->varlen && way->window < p->seqlen_q;
+    if (topk)
+        add_topk(&w, way, heads * (double)p->batch);
+    for (int64_t b = topk ? p->batch : 0; b < (p->varlen ? p->batch : 1); b++) {
         const double rows = p->varlen ? length_of(b, p->batch, p->seqlen_q, p->total_q) : (double)p->seqlen_q;
         const double keys = p->varlen ? length_of(b, p->batch, p->seqlen_k, p->total_k) : (double)p->seqlen_k;
         const struct walk k = walk_of(way, rows, keys);
@@ -93,12 +115,27 @@ static struct work work_of(const struct model_way *way) {
 
 /* ---- features ---- */
 
-/* Blocks that are resident at once, as far as shared memory and threads bound them. */
-static double slots_of(const fdm_device *device, const fdm_plan *plan) {
+static double num_sms(const fdm_device *device) { return device->num_sms > 0 ? device->num_sms : 1; }
+
+/* Blocks that are resident at once, as far as shared memory and what the way says bound them. */
+static double slots_of(const fdm_device *device, const struct model_way *way) {
     enum { RESERVED = 1024, MOST = 4 };
-    const double room = (double)device->shared_bytes + RESERVED, block = (double)plan->shared_bytes + RESERVED;
-    const double resident = plan->shared_bytes >= 0 ? floor(room / block) : 1;
-    return fmin(fmax(resident, 1), MOST) * (double)(device->num_sms > 0 ? device->num_sms : 1);
+    const int64_t bytes = way->plan->shared_bytes;
+    const double room = (double)device->shared_bytes + RESERVED, block = (double)bytes + RESERVED;
+    const double resident = bytes >= 0 ? floor(room / block) : 1;
+    return fmin(fmax(resident, 1), way->resident > 0 ? way->resident : MOST) * num_sms(device);
+}
+
+/* Steps of the multiprocessor that ends last: its share of all, or the longest block. A static order gives out blocks,
+ * or pairs of unequal ones, evenly; where a block is asked for when another begins, the longest has a second. */
+static double busiest(const fdm_device *device, const struct model_way *way, const struct work *w) {
+    const double sms = num_sms(device), mean = w->items > 0 ? w->tiles / w->items : 0;
+    const double together = way->order == MODEL_PAIRS ? 2 : 1;
+    if (way->order == MODEL_STATIC || way->order == MODEL_PAIRS)
+        return fmax(ceil(w->items / together / sms) * together * mean, w->most);
+    if (way->order == MODEL_ASKS_EARLY && w->items > sms)
+        return fmax(w->tiles / sms, w->most * (2 - sms / w->items));
+    return fmax(w->tiles / sms, w->most);
 }
 
 static double bytes_of(const fdm_problem *p) {
@@ -114,12 +151,12 @@ static double bytes_of(const fdm_problem *p) {
 
 void model_features(const fdm_device *device, const struct model_way *way, double f[MODEL_FEATURES]) {
     const struct work w = work_of(way);
-    const double slots = slots_of(device, way->plan), sms = device->num_sms > 0 ? device->num_sms : 1;
+    const double slots = slots_of(device, way), sms = num_sms(device);
     const double bandwidth = device->bandwidth > 0 ? (double)device->bandwidth : 1e12;
     const double mean = w.items > 0 ? w.tiles / w.items : 0;
     f[0] = 1e-6;
     f[1] = 1e-6 * ceil(w.items / slots);
-    f[2] = 1e-6 * fmax(w.tiles / sms, w.most);
+    f[2] = 1e-6 * busiest(device, way, &w);
     f[3] = 1e-6 * ceil(w.items / sms) * mean;
     f[4] = 1e-6 * w.most;
     f[5] = bytes_of(&way->plan->problem) / bandwidth;
@@ -134,6 +171,7 @@ static const char *kind_of(const fdm_problem *p) {
            : p->has_intervals ? "intervals"
            : p->has_bias      ? "bias"
            : p->seqlen_q <= 8 ? "few"
+           : p->varlen        ? "packed"
                               : "plain";
 }
 

@@ -6,6 +6,10 @@
 
 enum { MODEL_FEATURES = 8, MODEL_NAME_BYTES = 128 };
 
+/* Who takes which block: the next that is free; a fixed share; a fixed share of pairs; the next, asked for where a block
+ * begins. */
+enum model_order { MODEL_FREE, MODEL_STATIC, MODEL_PAIRS, MODEL_ASKS_EARLY };
+
 /* What a plan's numbers do not say by themselves. */
 struct model_way {
     const fdm_plan *plan;
@@ -13,6 +17,8 @@ struct model_way {
     int32_t splits;      /* of the keys of a forward, or of the query heads of a backward's block */
     int32_t packed;      /* query heads that share a block of rows */
     int32_t kernels_own; /* 1: the keys that a block reads are its own list */
+    int32_t resident;    /* blocks of a multiprocessor at most, by registers; 0: not known */
+    enum model_order order;
 };
 
 /* A row of the table: constants that multiply the features, in seconds, and the fit's own error. */
