@@ -168,8 +168,12 @@ static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, cons
     struct attention attention;
     fdm_plan plan;
     fdm_status status = problem_from_tensors(pass, tensors, options, &problem, &attention);
-    if (status || (status = tune_first_use(tensors->q->device, &problem, options)) ||
-        (status = plan_call(tensors->q->device, &problem, options, &plan)))
+    int measures = 0;
+    if (!status)
+        status = plan_call(tensors->q->device, &problem, options, &plan, &measures);
+    if (!status && measures && tune_first_use(tensors->q->device, &problem, options))
+        status = plan_call(tensors->q->device, &problem, options, &plan, &measures);
+    if (status)
         return status;
     const struct family *family = family_of(&plan, &status);
     if (!family)

@@ -7,20 +7,22 @@
 #include "plan/plan.h"
 #include "tuning/store.h"
 
-fdm_status plan_tune_wish(const fdm_problem *problem, const fdm_options *options, int *wish) {
+fdm_status plan_check_older_names(void) {
+    return setting_get_foreign("FLASH_DMATTN_AUTOTUNE")
+               ? error_set(FDM_ERROR_INVALID_ARGUMENT, "FLASH_DMATTN_AUTOTUNE is set, which was never measured by; "
+                                                       "FLASH_DMATTN_TUNE has taken its place")
+               : FDM_OK;
+}
+
+fdm_status plan_tune_wish(const fdm_problem *problem, const fdm_options *options, int forced, int *wish) {
     const char *value;
     const fdm_status status = setting_read(SETTING_TUNE, &value);
     const int64_t asked = options ? options->tune : FDM_TUNE_DEFAULT;
     *wish = 0;
-    if (setting_get_foreign("FLASH_DMATTN_AUTOTUNE"))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "FLASH_DMATTN_AUTOTUNE is set, which was never measured by; "
-                                                     "FLASH_DMATTN_TUNE has taken its place");
     if (asked < FDM_TUNE_DEFAULT || asked > FDM_TUNE_RULES)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "tune is %lld; it must be 0 (FLASH_DMATTN_TUNE), 1 (measure) or 2 (the rules)",
                          (long long)asked);
-    const int forced = (options && (options->kernel || options->family)) || setting_get(SETTING_KERNEL) ||
-                       setting_get(SETTING_SCHEDULER);
     const int rules = asked == FDM_TUNE_RULES || (asked == FDM_TUNE_DEFAULT && value && *value == '0');
     if (!status && !forced && !rules && !problem->deterministic)
         *wish = asked == FDM_TUNE_MEASURE || (value && *value == '1') ? 2 : 1;

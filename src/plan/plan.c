@@ -119,10 +119,11 @@ static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, con
                             struct wishes *out) {
     struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 0, 1, SCHEDULER_ANY, 0};
     fdm_status status = scheduler_wish(&wishes.scheduler);
-    if (!status)
-        status = plan_tune_wish(problem, options, &wishes.tune);
     if (!wishes.kernel && !wishes.family)
         wishes.kernel_is_set = (wishes.kernel = setting_get(SETTING_KERNEL)) != NULL;
+    if (!status)
+        status = plan_tune_wish(problem, options, wishes.kernel || wishes.family || wishes.scheduler != SCHEDULER_ANY,
+                                &wishes.tune);
     if (!status && device_type == FDM_CPU) {
         int32_t most;
         status = thread_wish(options, &most);
@@ -227,7 +228,9 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
 /* The rules' plan, or that of a kept choice. */
 static fdm_status choose_or_keep(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                                  fdm_plan *plan) {
-    const fdm_status status = choose(device, problem, wishes, plan);
+    fdm_status status = plan_check_older_names();
+    if (!status)
+        status = choose(device, problem, wishes, plan);
     if (!status && wishes->tune && device->present)
         plan_apply_kept(device, plan);
     return status;
@@ -327,7 +330,8 @@ static int same_wish(const char *wish, const char *kept) { return wish ? *wish &
 /* Names that are cut here are those of no kernel and no family: they get no plan. */
 static void keep_wish(const char *wish, char *kept, size_t size) { snprintf(kept, size, "%s", wish ? wish : ""); }
 
-fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan) {
+fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan,
+                     int *measures) {
     fdm_device device;
     struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
     struct wishes wishes;
@@ -355,6 +359,7 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
         kept->tune = wishes.tune;
         kept->made = 1;
     }
+    *measures = wishes.tune > 1;
     *plan = kept->plan;
     return FDM_OK;
 }

@@ -50,21 +50,17 @@ static void measure(const fdm_device *device, const fdm_problem *problem, const 
 /* On the CPU, threads that the caller lends or limits are not those that would be timed. */
 static int is_as_timed(const fdm_options *options) { return !options || (!options->num_threads && !options->executor); }
 
-fdm_status tune_first_use(fdm_device_id id, const fdm_problem *problem, const fdm_options *options) {
+int tune_first_use(fdm_device_id id, const fdm_problem *problem, const fdm_options *options) {
     char key[TUNING_KEY_BYTES], maker[TUNING_MAKER_BYTES];
     struct tuning_entry entry;
     fdm_device device;
     fdm_plan plan;
-    int wish;
-    const fdm_status status = plan_tune_wish(problem, options, &wish);
-    if (status || wish < 2)
-        return status;
     if ((id.type == FDM_CPU && !is_as_timed(options)) || device_facts(id.type, id.index, &device) ||
         plan_by_rules(&device, problem, NULL, &plan) || tuning_key(&device, problem, plan.num_threads, key) ||
         tuning_maker(&device, maker) || tuning_find(key, maker, &entry) ||
         (id.type == FDM_CUDA && cuda_is_capturing(id.index, options ? options->stream : NULL)))
-        return FDM_OK;
+        return 0;
     device.struct_bytes = sizeof device;
     measure(&device, problem, options, key, maker);
-    return FDM_OK;
+    return 1;
 }

@@ -4,9 +4,9 @@
 
 #include "flash_dmattn.h"
 
-/* Where the options or the environment ask for it, and nothing is known of the problem's class, and the stream is not
- * captured: measures and keeps. What fails is not tried again by this process, and is no error of the call. An error:
- * the environment holds what is not allowed. */
-fdm_status tune_first_use(fdm_device_id device, const fdm_problem *problem, const fdm_options *options);
+/* For a call that asks for it: where nothing is known of the problem's class, and the stream is not captured, measures
+ * and keeps. What fails is not tried again by this process, and is no error of the call. 1: it measured, so that the
+ * plan may be another. */
+int tune_first_use(fdm_device_id device, const fdm_problem *problem, const fdm_options *options);
 
 #endif

@@ -27,7 +27,8 @@ static void expect_fresh(fdm_device_id id, const fdm_problem *problem, const fdm
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_plan kept = {.struct_bytes = sizeof kept}, fresh = {.struct_bytes = sizeof fresh};
     assert_int_equal(fdm_device_query(id.type, id.index, &device), FDM_OK);
-    const fdm_status of_call = plan_call(id, problem, options, &kept);
+    int measures;
+    const fdm_status of_call = plan_call(id, problem, options, &kept, &measures);
     const fdm_status of_plan = fdm_plan_attention(&device, problem, options, &fresh);
     if (of_call != of_plan || (!of_call && strcmp(text_of(&kept, kept_text), text_of(&fresh, fresh_text)) != 0))
         fail_msg("with another %s a call gets %s", what, of_call ? fdm_last_error() : kept_text);
