@@ -74,8 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64_t row = blockIdx.x, rows = VARLEN ? a.total_q : a.seqlen_q;
     const int64_t i = row % rows, head = row / rows % a.heads, batch = row / rows / a.heads;
     griddepcontrol_wait();
-    if (VARLEN && is_rest(a.cu_seqlens_q, a.batch, (int)i, a.total_q, a.seqlen_q)) {
-        clear_rest_results(a, {(int)i, (int)i + 1}, (int)head, threadIdx.x, THREADS); /* no split has written it */
+    const bool rest = VARLEN ? is_rest(a.cu_seqlens_q, a.batch, (int)i, a.total_q, a.seqlen_q, a.seqused_q)
+                             : SEQUSED && i >= used_of(a.seqused_q, (int)batch, a.seqlen_q);
+    if (rest) { /* no split has written it */
+        clear_rest_results(a, {(int)i, (int)i + 1}, (int)batch, (int)head, threadIdx.x, THREADS);
         return;
     }
     float4 part[AT_ONCE];

@@ -98,6 +98,13 @@ static inline int gpu_16_bits(fdm_dtype dtype) { return dtype == FDM_FLOAT16 || 
 static inline int32_t gpu_bias_constant(const fdm_problem *p) {
     return !p->has_bias ? GPU_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? GPU_BIAS_FLOAT32 : GPU_BIAS_SAME;
 }
+/* CACHE of kernels: GPU_CACHE_*. */
+static inline int32_t gpu_cache_constant(const fdm_problem *p) {
+    return !p->has_cache ? GPU_CACHE_NONE : p->page_size || p->new_rows ? GPU_CACHE_PAGES : GPU_CACHE_ROWS;
+}
+static inline int32_t gpu_used_constant(const fdm_problem *p) {
+    return p->has_seqused_q || (p->has_seqused_k && !p->has_cache);
+}
 /* A request for a kernel of problem `p`, with the constants of the problem and no other. alike: GPU_ALIKE_* of those
  * whose values the kernel does not tell apart. */
 void gpu_set_problem_constants(struct cuda_kernel_request *request, const fdm_problem *p, uint32_t alike);

@@ -15,6 +15,33 @@ struct gpu_sink gpu_sink_of(const struct sink_view *view, const fdm_problem *p) 
     return (struct gpu_sink){view->data, view->part, view->head, p->num_sinks, gpu_dtype(p->sink_dtype)};
 }
 
+static struct gpu_indices indices_of(const struct index_view *view) {
+    return (struct gpu_indices){view->data, view->row, view->column, view->bytes, 0};
+}
+
+static int32_t at_most(int64_t n) { return n < INT32_MAX ? (int32_t)n : INT32_MAX; }
+
+struct gpu_cache gpu_cache_of(const struct attention *attention) {
+    const struct cache_view *c = &attention->cache;
+    const fdm_problem *p = attention->problem;
+    const int packed = c->cu_seqlens_new.data != NULL;
+    return (struct gpu_cache){.table = indices_of(&c->table),
+                              .page_start = indices_of(&c->page_start),
+                              .cache_row = indices_of(&c->cache_row),
+                              .lengths = indices_of(&c->lengths),
+                              .first_key = indices_of(&c->first_key),
+                              .cu_seqlens_new = (const int32_t *)(const void *)c->cu_seqlens_new.data,
+                              .k_new = matrix_of(&c->k_new),
+                              .v_new = matrix_of(&c->v_new),
+                              .page_rows = at_most(c->page_rows),
+                              .num_pages = p->num_pages,
+                              .max_pages = p->max_pages,
+                              .num_lists = at_most(c->num_lists),
+                              .has_ends = c->page_start.data && !c->cache_row.data && c->num_lists == p->batch + 1,
+                              .seqlen_new = at_most(packed ? 0 : c->seqlen_new),
+                              .total_new = at_most(p->new_rows)};
+}
+
 /* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
 static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX ? INT32_MAX : (int32_t)bound; }
 
@@ -72,5 +99,8 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .lse_low = rows_of(&attention->lse_low),
         .sink = gpu_sink_of(&attention->sink, p),
         .lse_without_sink = p->lse_without_sink,
+        .seqused_q = indices_of(&attention->seqused_q),
+        .seqused_k = indices_of(&attention->seqused_k),
+        .cache = gpu_cache_of(attention),
     };
 }

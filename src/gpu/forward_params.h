@@ -48,6 +48,30 @@ struct gpu_sink {
     int32_t count, dtype; /* n; GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */
 };
 
+/* Indices: element (row, column), strides in elements. */
+struct gpu_indices {
+    const char *data; /* NULL when absent */
+    int64_t row, column;
+    int32_t bytes, reserved; /* 4 or 8 */
+};
+
+/* CACHE in constants: where the keys of a call lie. */
+#define GPU_CACHE_NONE  0 /* in k and v of the call */
+#define GPU_CACHE_ROWS  1 /* in a cache, one behind the other: there is no table, and nothing is appended */
+#define GPU_CACHE_PAGES 2 /* in a cache, a row at a time: by a table, or in the new keys of the call */
+
+/* A KV cache, of which k and v of the parameters are the pages: the batch of both is a page. */
+struct gpu_cache {
+    struct gpu_indices table, page_start;             /* table absent: a page is a row of the cache */
+    struct gpu_indices cache_row, lengths, first_key; /* int32 [B] */
+    const int32_t *cu_seqlens_new;                    /* [B + 1]; NULL: each sequence has seqlen_new new keys */
+    struct gpu_matrix k_new, v_new;                   /* [B, N, Hkv, D|Dv], or packed; data NULL: nothing is appended */
+    int32_t page_rows, num_pages;
+    int32_t max_pages, num_lists; /* columns, or entries of a ragged table; rows of table or cache, or lists */
+    int32_t has_ends;             /* page_start has one more: where the last list ends */
+    int32_t seqlen_new, total_new, reserved;
+};
+
 struct gpu_forward_params {
     struct gpu_matrix q, k, v, out;             /* [B, S, heads, D|Dv] */
     struct gpu_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
@@ -69,8 +93,10 @@ struct gpu_forward_params {
     int32_t heads_per_l2_group;        /* order of the grid: heads whose rows are interleaved */
     struct gpu_rows lse_low;           /* [B, H, Sq]: what lse has rounded away; data NULL = not wanted, or not given */
     struct gpu_sink sink;
-    int32_t total_k;          /* varlen: keys in the packed tensors */
-    int32_t lse_without_sink; /* 1: lse is that of the keys alone */
+    int32_t total_k;                         /* varlen: keys in the packed tensors */
+    int32_t lse_without_sink;                /* 1: lse is that of the keys alone */
+    struct gpu_indices seqused_q, seqused_k; /* int32 [B]: rows and keys that count */
+    struct gpu_cache cache;
 };
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "gpu/append_launch.h"
 #include "gpu/splits.h"
 
 static const struct gpu_list *list_of(const struct family *family) { return family->list; }
@@ -100,6 +101,24 @@ static void name_plan(const struct family *family, int32_t index, fdm_plan *plan
     snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithm_of(family, index)->info.name);
 }
 
+/* What precedes the kernel is the same for each: new keys are appended, and what turns is turned into the end of the
+ * workspace. */
+static int precede(const fdm_problem *p, int filled, fdm_plan *plan) {
+    const size_t used = strlen(plan->reason);
+    if (filled && append_precedes(p)) {
+        plan->workspace_bytes = gpu_round_up(plan->workspace_bytes, 64) + append_workspace_bytes(p);
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; a launch before it %s",
+                 !p->new_rows    ? "turns q"
+                 : p->rotary_dim ? "turns q and new keys, and appends those"
+                                 : "appends new keys");
+    }
+    return filled;
+}
+static int fill(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p, int32_t variant,
+                fdm_plan *plan) {
+    return precede(p, a->fill(device, p, variant, plan), plan);
+}
+
 /* A kernel asked for by name, or one of its variants by choice code; 0 with a clause in `why`. */
 static int fill_forced(const struct gpu_algorithm *a, const struct plan_request *request, fdm_plan *plan, char *why,
                        size_t size) {
@@ -115,9 +134,10 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
         return 0;
     const char *refused = refusal_of(a, request->device, request->problem, text, sizeof text);
     *plan->reason = 0;
-    if (!refused && by_code && a->fill_code(request->device, request->problem, request->kernel, plan))
+    if (!refused && by_code &&
+        precede(request->problem, a->fill_code(request->device, request->problem, request->kernel, plan), plan))
         return 1;
-    for (int32_t variant = 0; !refused && !by_code && a->fill(request->device, request->problem, variant, plan);
+    for (int32_t variant = 0; !refused && !by_code && fill(a, request->device, request->problem, variant, plan);
          variant++)
         if (by_name || strcmp(plan->choice, request->kernel) == 0)
             return 1;
@@ -150,13 +170,13 @@ static int fill_freely(const struct family *family, int32_t index, const struct 
     const struct gpu_algorithm *a = algorithm_of(family, index);
     name_plan(family, index, plan);
     fdm_plan other = *plan;
-    if (!a->fill(request->device, request->problem, 0, plan)) {
+    if (!fill(a, request->device, request->problem, 0, plan)) {
         refusals->count = 0; /* this kernel alone is the family's */
         return family_refuse(refusals, NULL, plan->reason);
     }
     if (request->scheduler == SCHEDULER_ANY || !a->scheduler || a->scheduler(plan) == (int32_t)request->scheduler)
         return 1;
-    for (int32_t n = 1; a->fill(request->device, request->problem, n, &other); n++)
+    for (int32_t n = 1; fill(a, request->device, request->problem, n, &other); n++)
         if (a->scheduler(&other) == (int32_t)request->scheduler && other.block_m == plan->block_m &&
             other.block_n == plan->block_n && other.shared_bytes == plan->shared_bytes) {
             *plan = other;
@@ -204,9 +224,9 @@ int gpu_family_variant(const struct family *family, const struct plan_request *r
     if (why)
         return family_refuse(refusals, NULL, why);
     name_plan(family, index, plan);
-    if (a->fill(request->device, request->problem, number, plan))
+    if (fill(a, request->device, request->problem, number, plan))
         return 1;
-    if (number > 0 && a->fill(request->device, request->problem, 0, plan)) /* there is a way, though not so many */
+    if (number > 0 && fill(a, request->device, request->problem, 0, plan)) /* there is a way, though not so many */
         return 0;
     return *plan->reason ? family_refuse(refusals, NULL, plan->reason) : 0;
 }
@@ -247,11 +267,20 @@ fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan,
     void *stream = launch ? launch->stream : NULL;
     if (has_no_sequence(attention->problem))
         return clear_all_rows(plan, attention, stream);
-    return algorithm_of(family, plan->kernel_index)->execute(plan, attention, workspace, stream);
+    const struct gpu_algorithm *a = algorithm_of(family, plan->kernel_index);
+    struct attention turned;
+    if (!append_precedes(attention->problem))
+        return a->execute(plan, attention, workspace, stream);
+    char *rows = (char *)workspace + plan->workspace_bytes - append_workspace_bytes(attention->problem);
+    const fdm_status status = append_before(plan->device.index, attention, rows, stream, &turned);
+    return status ? status : a->execute(plan, &turned, workspace, stream);
 }
 
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    return algorithm_of(family, plan->kernel_index)->requests(plan, requests);
+    int32_t count = algorithm_of(family, plan->kernel_index)->requests(plan, requests);
+    if (count && append_precedes(&plan->problem))
+        append_request(&plan->problem, &requests[count++]);
+    return count;
 }
 
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan) {

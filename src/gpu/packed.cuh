@@ -6,6 +6,7 @@
 #define FDM_PACKED_CUH
 
 #include "cuda/ptx/opaque.cuh"
+#include "gpu/cache.cuh"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
@@ -30,12 +31,29 @@ struct sequence {
     int batch, seqlen_q, seqlen_k, q_begin, k_begin;
     int diagonal; /* i' = i + diagonal */
 };
-__device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
+/* Its rows; of its keys nothing but how many a dense call has. */
+__device__ __forceinline__ struct sequence find_sequence_q(const struct gpu_forward_params &a, int batch) {
     struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
     if (VARLEN) {
-        const struct packed q = find_packed_q(a, batch), k = find_packed_k(a, batch);
-        s = {batch, q.length, k.length, q.begin, k.begin, 0};
+        const struct packed q = find_packed_q(a, batch);
+        s.seqlen_q = q.length;
+        s.q_begin = q.begin;
     }
+    if (SEQUSED)
+        s.seqlen_q = used_of(a.seqused_q, batch, s.seqlen_q);
+    return s;
+}
+__device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
+    struct sequence s = find_sequence_q(a, batch);
+    if (VARLEN && !CACHE) {
+        const struct packed k = find_packed_k(a, batch);
+        s.seqlen_k = k.length;
+        s.k_begin = k.begin;
+    }
+    if (CACHE)
+        s.seqlen_k = find_cached_keys(a, batch).seqlen_k;
+    else if (SEQUSED)
+        s.seqlen_k = used_of(a.seqused_k, batch, s.seqlen_k);
     s.diagonal = s.seqlen_k - s.seqlen_q;
     return s;
 }

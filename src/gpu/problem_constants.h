@@ -18,6 +18,8 @@
     X(SCORES_ALIGNED, gpu_scores_aligned(p), 0) /* rows of mask and bias are contiguous, at multiples of 16 bytes */ \
     X(INTERVALS, p->has_intervals, 0)                                                                                \
     X(VARLEN, p->varlen, 0)                                                                                          \
+    X(SEQUSED, gpu_used_constant(p), 0) /* lengths of sequences are lists of the call, beside those of a cache */    \
+    X(CACHE, gpu_cache_constant(p), 0)  /* GPU_CACHE_* */                                                            \
     X(SOFTCAP, p->softcap > 0, 0)                                                                                    \
     X(SINK, p->has_sink && p->pass == FDM_FORWARD, 0) /* heads have sinks; a backward's kernels know lse alone */    \
     X(POSITIVE_SCALE, (float)p->softmax_scale > 0, 0) /* the maximum may be taken of the bare products */

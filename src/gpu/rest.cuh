@@ -1,5 +1,5 @@
-/* rest.cuh: rows of packed tensors that belong to no sequence: before the first, after the last, and what max_seqlen
- * cuts off. */
+/* rest.cuh: rows that belong to no sequence: of packed tensors those before the first, after the last, and what
+ * max_seqlen cuts off; and what seqused_q leaves over. */
 #ifndef FDM_REST_CUH
 #define FDM_REST_CUH
 
@@ -20,8 +20,9 @@ __device__ __forceinline__ struct row_range rest_before_all(const int32_t *cu_se
     return {0, min(max(cu_seqlens[0], 0), total)};
 }
 
-/* Whether a row belongs to no sequence. */
-__device__ __forceinline__ bool is_rest(const int32_t *cu_seqlens, int batches, int row, int total, int longest) {
+/* Whether a row belongs to no sequence; used: of each sequence so many rows count. */
+__device__ __forceinline__ bool is_rest(const int32_t *cu_seqlens, int batches, int row, int total, int longest,
+                                        const struct gpu_indices &used = {}) {
     int low = 0, high = batches; /* the first sequence that ends behind the row */
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -32,7 +33,9 @@ __device__ __forceinline__ bool is_rest(const int32_t *cu_seqlens, int batches, 
     }
     if (low == batches)
         return true;
-    const struct packed own = find_packed(cu_seqlens, low, total, longest);
+    struct packed own = find_packed(cu_seqlens, low, total, longest);
+    if (SEQUSED)
+        own.length = used_of(used, low, own.length);
     return row < own.begin || row >= own.begin + own.length;
 }
 
@@ -55,33 +58,45 @@ __device__ __forceinline__ void clear_rest_rows(const struct gpu_matrix &m, stru
     }
 }
 
-/* Rows of a forward's results. */
-__device__ __forceinline__ void clear_rest_results(const struct gpu_forward_params &a, struct row_range rows, int head,
-                                                   int thread, int threads) {
-    clear_rest_rows(a.out, rows, head, a.head_dim_v, thread, threads);
+/* Rows of a forward's results; batch: 0 of packed tensors. */
+__device__ __forceinline__ void clear_rest_results(const struct gpu_forward_params &a, struct row_range rows, int batch,
+                                                   int head, int thread, int threads) {
+    struct gpu_matrix out = a.out;
+    if (!VARLEN)
+        out.data += batch * out.batch * (DTYPE == GPU_FLOAT32 ? 4 : 2);
+    clear_rest_rows(out, rows, head, a.head_dim_v, thread, threads);
+    const int64_t lse = head * a.lse.head + (VARLEN ? 0 : batch * a.lse.batch);
+    const int64_t lse_low = head * a.lse_low.head + (VARLEN ? 0 : batch * a.lse_low.batch);
 #pragma unroll 1
     for (int64_t row = rows.first + thread; row < rows.last; row += threads) {
         if (a.lse.data)
-            a.lse.data[head * a.lse.head + row * a.lse.row] = __int_as_float(0x7f800000);
+            a.lse.data[lse + row * a.lse.row] = __int_as_float(0x7f800000);
         if (a.lse_low.data)
-            a.lse_low.data[head * a.lse_low.head + row * a.lse_low.row] = 0;
+            a.lse_low.data[lse_low + row * a.lse_low.row] = 0;
     }
 }
 /* Those around a sequence, for a query head: some threads of one block call it for each head and sequence. */
 __device__ __forceinline__ void clear_rest_of_forward(const struct gpu_forward_params &a, int batch, int head,
                                                       int thread, int threads) {
-    if (!VARLEN)
+    if (!VARLEN && !SEQUSED)
         return;
-    if (batch == 0)
-        clear_rest_results(a, rest_before_all(a.cu_seqlens_q, a.total_q), head, thread, threads);
-    clear_rest_results(a, rest_after(a.cu_seqlens_q, batch, a.batch, a.total_q, a.seqlen_q), head, thread, threads);
+    struct row_range rows = {a.seqlen_q, a.seqlen_q};
+    if (VARLEN)
+        rows = rest_after(a.cu_seqlens_q, batch, a.batch, a.total_q, a.seqlen_q);
+    if (VARLEN && batch == 0)
+        clear_rest_results(a, rest_before_all(a.cu_seqlens_q, a.total_q), 0, head, thread, threads);
+    if (SEQUSED) { /* also what of its own rows does not count */
+        const struct sequence own = find_sequence_q(a, batch);
+        rows.first = own.q_begin + own.seqlen_q;
+    }
+    clear_rest_results(a, rows, batch, head, thread, threads);
 }
 
 /* The same for all heads and sequences, dealt to the blocks of a grid of which every one runs. */
 __device__ __forceinline__ void clear_rest_of_grid(const struct gpu_forward_params &a, int heads, int thread,
                                                    int threads) {
 #pragma unroll 1
-    for (int n = blockIdx.x; VARLEN && n < a.batch * heads; n += gridDim.x)
+    for (int n = blockIdx.x; (VARLEN || SEQUSED) && n < a.batch * heads; n += gridDim.x)
         clear_rest_of_forward(a, n / heads, n % heads, thread, threads);
 }
 

@@ -19,8 +19,9 @@ void splits_fill(const fdm_problem *p, int32_t splits, char *workspace, struct g
 void combine_splits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     request->file = "gpu/combine_splits.cu";
     request->entry = "combine_splits";
-    gpu_set_problem_constants(request, p,
-                              GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_VARLEN | GPU_ALIKE_BIAS | GPU_ALIKE_SINK));
+    gpu_set_problem_constants(
+        request, p,
+        GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_BIAS | GPU_ALIKE_SINK));
     request->shared_bytes = 0;
     request->threads = 32 * COMBINE_SPLITS_WARPS;
 }

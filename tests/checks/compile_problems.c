@@ -6,10 +6,28 @@
 const struct feature features[NUM_FEATURES] = {
     {"dtype", 2},   {"head_dim", 12},      {"head_dim_v", 3}, {"length", 5}, {"window", 2},
     {"mask", 3},    {"bias", 5},           {"intervals", 2},  {"varlen", 2}, {"softcap", 2},
-    {"aligned", 2}, {"scores_aligned", 2}, {"sink", 2}};
+    {"aligned", 2}, {"scores_aligned", 2}, {"sink", 2},       {"keys", 4}};
 static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
 /* Two of one query row: many keys and few; the last of 32 query rows and many keys. */
 static const int64_t lengths[5] = {4096, 512, 16, 8, 32};
+
+/* Lengths on the device; a cache whose keys lie side by side; one in pages, to which keys are appended. */
+enum { KEYS_OF_CALL, KEYS_USED, KEYS_IN_ROWS, KEYS_IN_PAGES };
+static void choose_keys(int32_t choice, fdm_problem *p) {
+    p->has_seqused_q = p->has_seqused_k = choice == KEYS_USED;
+    if (choice < KEYS_IN_ROWS)
+        return;
+    p->has_cache = 1;
+    p->total_k = 0;
+    p->num_pages = (int32_t)p->batch;
+    if (choice == KEYS_IN_ROWS)
+        return;
+    p->page_size = 16;
+    p->max_pages = (int32_t)p->seqlen_k / 16;
+    p->num_pages *= p->max_pages;
+    p->new_rows = p->batch;
+    p->rotary_dim = (int32_t)p->head_dim / 2;
+}
 
 fdm_problem problem_of(const int32_t *choice) {
     fdm_problem p = fdm_problem_default();
@@ -40,6 +58,7 @@ fdm_problem problem_of(const int32_t *choice) {
     p.scores_aligned = !choice[SCORES_ALIGNED];
     p.needs_lse = 1;
     p.has_sink = choice[SINKS];
+    choose_keys(choice[KEYS], &p);
     return p;
 }
 

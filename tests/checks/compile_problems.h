@@ -25,6 +25,7 @@ enum {
     ALIGNED,
     SCORES_ALIGNED,
     SINKS,
+    KEYS,
     NUM_FEATURES
 };
 extern const struct feature features[NUM_FEATURES];

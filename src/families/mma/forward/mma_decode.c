@@ -54,7 +54,8 @@ struct tile {
 
 static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages, int32_t merge) {
     return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups, t.warps,
-                                   t.warps / share_of(p), stages, merge, lists_keys(p) && stages > 1);
+                                   t.warps / share_of(p), stages, merge, lists_keys(p) && stages > 1,
+                                   gpu_cache_constant(p) == GPU_CACHE_PAGES);
 }
 
 /* Warps that work on the same keys leave at least 16 keys of a tile to each of the others. */
@@ -199,6 +200,8 @@ static int64_t keys_min(const fdm_device *device, const fdm_problem *p) {
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    if (p->has_cache)
+        return NULL;
     if (p->seqlen_k < keys_min(device, p))
         return "other kernels suit it better";
     return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
@@ -494,7 +497,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
-    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
+    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE) & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -12,6 +12,11 @@
  * listed keys itself. Where not all blocks run at once and sequences have masks of their own, those that seem to see
  * most come first (ORDERED), so that the last blocks are short.
  *
+ * Keys in pages (PAGED): a lane reads the table for one key of its warp, a tile ahead, and hands the key's address to
+ * the lanes that copy it. Keys whose page is none are marked in shared memory, a word a warp and stage. Of a cache
+ * without a table to which nothing is appended, the keys lie side by side as in a dense call. How many keys there are
+ * the device finds: splits are as many as the bound of lengths asks for, and each takes its share of what there is.
+ *
  * Few keys (ONE_TILE) are bound by steps that follow each other: a split is one tile, nothing is listed, and what needs
  * nothing of the caller's is done before the kernel ahead in the stream has ended.
  *
@@ -25,7 +30,7 @@
  * lane's copies of a whole tile lie in one column: an address and two additions each.
  *
  * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
- * then the list, and scores of warps that share columns; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH]
+ * then the list, scores of warps that share columns, and the marks of pages; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH]
  * floats, the warps' maxima and sums, and what a cluster's blocks leave here; an mbarrier for that is where Q was.
  *
  * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
@@ -69,6 +74,10 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
     mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, ROW_GROUPS, WARPS / SHARE, STAGES, MERGE)
 #define ONE_TILE (STAGES == 1)
 #define LISTED   ((MASK || BIAS || INTERVALS) && !ONE_TILE)
+#define PAGED    (CACHE == GPU_CACHE_PAGES)
+/* Where the block is comes from the device's memory. */
+#define PLACE_IS_READ (VARLEN || SEQUSED || CACHE || ORDERED)
+#define MARKS_OFFSET  (Q_BYTES + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0) + (SHARED ? WARPS * 1024 : 0))
 /* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
 #define IN_LOG2 (SCORES_BARE && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (IN_LOG2 ? 1.0f : LOG2_E)
@@ -103,23 +112,30 @@ static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on th
 #include "families/mma/forward/mma_decode_list.cuh"
 #include "families/mma/forward/mma_decode_products.cuh"
 
+/* The address that another lane holds. */
+__device__ __forceinline__ const char *address_of_lane(const char *address, int lane) {
+    return (const char *)__shfl_sync(0xffffffff, (unsigned long long)address, lane);
+}
+
 /* The warp's share of a tile of K or V, whose first place in the split is `slot`; rows and columns past the ends become
- * zero. */
+ * zero. PAGED: lane n has the address of the n-th row, or NULL. */
 template <int chunks>
 __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes,
                                           const struct list &l, const struct place &at, int first_key, int slot,
-                                          int columns) {
+                                          int columns, const char *in_pages) {
     constexpr int copies = (WARP_KEYS * chunks + 31) / 32;
     const int lane = threadIdx.x % 32, chunks_read = columns / CHUNK_ELEMENTS; /* of a row; the others are zero */
     constexpr bool in_columns = (chunks & (chunks - 1)) == 0 && WARP_KEYS * chunks % 32 == 0;
-    if (in_columns && slot + first_row + WARP_KEYS <= (LISTED ? l.listed : at.seqlen_k - first_key)) {
+    const bool all_there = PAGED ? __all_sync(0xffffffff, in_pages != nullptr)
+                                 : slot + first_row + WARP_KEYS <= (LISTED ? l.listed : at.seqlen_k - first_key);
+    if (in_columns && all_there) {
         /* All keys are there, and a lane's copies lie in one column, or in the same two of each row. */
         constexpr int across = chunks > 32 ? chunks / 32 : 1, rows = chunks < 32 ? 32 / chunks : 1;
         const int row = first_row + lane / min(chunks, 32), chunk = lane % min(chunks, 32);
         const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
         const char *from = data + chunk * 16;
         const uint32_t key = l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4 + row * 4; /* in the list */
-        if (!LISTED)
+        if (!LISTED && !PAGED)
             from += (first_key + slot + row) * row_bytes;
 #pragma unroll
         for (int n = 0; n < copies; n++) {
@@ -127,7 +143,9 @@ __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const ch
             /* `first_row` has no bit of `down`, which has none of the rest of `row` */
             const uint32_t swizzle = chunks % 8 == 0 ? (down & 7) << 4 : 0;
             const char *at_row = from;
-            if (LISTED)
+            if (PAGED)
+                at_row = address_of_lane(in_pages, lane / min(chunks, 32) + down) + chunk * 16;
+            else if (LISTED)
                 at_row += (int)ld_shared_4(key + down * 4) * row_bytes;
             else
                 from += right == (across - 1) * 32 ? rows * row_bytes : 0;
@@ -138,8 +156,14 @@ __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const ch
 #pragma unroll 2
         for (int n = 0; n < copies; n++) {
             const int index = n * 32 + lane, row = index / chunks, chunk = index % chunks;
+            const char *from = PAGED ? address_of_lane(in_pages, row % WARP_KEYS) : nullptr;
             if (WARP_KEYS * chunks % 32 && row >= WARP_KEYS)
                 break;
+            if (PAGED) {
+                cp_async_16_fill(tile + chunk_offset<chunks>(first_row + row, chunk), from ? from + chunk * 16 : data,
+                                 from && chunk < chunks_read ? 16 : 0);
+                continue;
+            }
             const int key = key_at(l, at, first_key, slot + first_row + row);
             cp_async_16_fill(tile + chunk_offset<chunks>(first_row + row, chunk),
                              data + max(key, 0) * row_bytes + chunk * 16, key >= 0 && chunk < chunks_read ? 16 : 0);
@@ -353,18 +377,20 @@ struct decoder {
     struct place at;
     const char *q, *k, *v;
     struct list l;
-    int first_key, count; /* of the split where nothing is listed; its places */
+    struct page_row ahead; /* PAGED: where the lane's key of the next tile to copy lies */
+    int first_key, count;  /* of the split where nothing is listed; its places */
     struct warp_state w;
     uint32_t q_fragments[HEAD_DIM / 16][4];
 
     __device__ __forceinline__ decoder(const struct gpu_forward_params &params, uint32_t shared)
         : a(params), q_tile(shared), ring(shared + Q_BYTES), warp(threadIdx.x / 32), key_group(warp / MATES),
           warp_row(warp % ROW_GROUPS * 16), share(warp % MATES / ROW_GROUPS), at(find_place(params, blockIdx.x)), l(),
-          first_key(0), count(0), w() {
+          ahead(), first_key(0), count(0), w() {
         q = a.q.data +
             (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
-        k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
-        v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
+        const int64_t batch = CACHE ? at.in_cache.list : at.batch; /* PAGED: rows have addresses of their own */
+        k = a.k.data + (batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
+        v = a.v.data + (batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
         w.row_max[0] = w.row_max[1] = MINUS_INF;
     }
 
@@ -375,7 +401,7 @@ struct decoder {
             l.keys = ring + RING_BYTES;
             l.counts = l.keys + MMA_DECODE_LIST * 4;
             l.num_units = at.high > at.low && units > at.split ? (units - at.split - 1) / a.num_splits + 1 : 0;
-            list_up_to(l, a, at, STAGES * BLOCK_N);
+            list_up_to(l, a, at, (STAGES + PAGED) * BLOCK_N);
         } else if (ONE_TILE) {
             first_key = at.low + at.split * BLOCK_N;
             count = max(min(at.high - first_key, BLOCK_N), 0);
@@ -388,19 +414,56 @@ struct decoder {
     }
     __device__ __forceinline__ bool has_tile(int t) const { return t * BLOCK_N < (LISTED ? l.listed : count); }
 
+    /* Reads the table for the lane's key of tile t. */
+    __device__ __forceinline__ void look_up(int t) {
+        const int slot = t * BLOCK_N + warp * WARP_KEYS + threadIdx.x % WARP_KEYS;
+        if (PAGED)
+            ahead = find_page_row(a.cache, at.in_cache, has_tile(t) ? key_at(l, at, first_key, slot) : -1);
+    }
+    /* Its address in K or V. */
+    __device__ __forceinline__ const char *address(const struct gpu_matrix &pages,
+                                                   const struct gpu_matrix &added) const {
+        return PAGED ? row_address<ELEMENT_BYTES>(a.cache, ahead, pages, added, at.batch, at.in_cache.new_begin,
+                                                  at.head_kv)
+                     : nullptr;
+    }
+    __device__ __forceinline__ uint32_t marks_of(int t) const { return q_tile + MARKS_OFFSET + t % STAGES * WARPS * 4; }
+
     __device__ __forceinline__ void fetch_k(int t) const {
-        if (has_tile(t))
-            load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES,
-                                l, at, first_key, t * BLOCK_N, a.head_dim);
+        if (!has_tile(t))
+            return;
+        const char *const in_pages = address(a.k, a.cache.k_new);
+        if (PAGED) {
+            const uint32_t there = __ballot_sync(0xffffffff, in_pages != nullptr);
+            if (threadIdx.x % 32 == 0)
+                st_shared_4(marks_of(t) + warp * 4, there);
+        }
+        load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, l,
+                            at, first_key, t * BLOCK_N, a.head_dim, in_pages);
     }
     __device__ __forceinline__ void fetch_v(int t) const {
         if (has_tile(t))
             load_rows<V_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES) + K_BYTES, warp * WARP_KEYS, v,
-                                a.v.row * ELEMENT_BYTES, l, at, first_key, t * BLOCK_N, a.head_dim_v);
+                                a.v.row * ELEMENT_BYTES, l, at, first_key, t * BLOCK_N, a.head_dim_v,
+                                address(a.v, a.cache.v_new));
+    }
+
+    /* Of the keys from place `key` of tile t on, those whose page is none are not seen. */
+    __device__ __forceinline__ void hide_missing(struct seen_keys &f, int t, int key) const {
+        if (!PAGED)
+            return;
+        uint32_t there = 0;
+#pragma unroll
+        for (int n = 0; n < LANE_KEYS; n += 2) { /* two neighbours are of one warp */
+            const int of_tile = key + n / 2 * 8 + threadIdx.x % 4 * 2;
+            there |= (ld_shared_4(marks_of(t) + of_tile / WARP_KEYS * 4) >> of_tile % WARP_KEYS & 3) << n;
+        }
+        f.seen &= there | there << LANE_KEYS;
     }
 
     /* ONE_TILE: a warp works on the keys that it copies. */
     __device__ __forceinline__ void take_tile(const struct lane_rows &rows, const struct q_copy (&copies)[Q_COPIES]) {
+        look_up(0);
         fetch_k(0);
 #pragma unroll
         for (int n = 0; n < Q_COPIES; n++)
@@ -409,19 +472,22 @@ struct decoder {
         cp_async_commit();
         fetch_v(0);
         cp_async_commit();
-        const struct seen_keys now = look(a, at, l, rows, first_key, warp * GROUP_KEYS);
+        struct seen_keys now = look(a, at, l, rows, first_key, warp * GROUP_KEYS);
         const bool is_seen = __any_sync(0xffffffff, now.seen);
         if (is_seen) /* a branch, so that what look() reads is under way before the wait */
             cp_async_wait<1>();
         else
             cp_async_wait<0>();
         __syncthreads();
-        if (is_seen)
+        if (is_seen) {
+            hide_missing(now, 0, warp * GROUP_KEYS);
             take_keys(w, a, q_fragments, {q_tile, ring, ring + K_BYTES, 0, warp * GROUP_KEYS, 0, 0, 0}, now);
+        }
     }
 
     /* Q, and the tiles of the first stages. */
     __device__ __forceinline__ void fill_ring() {
+        look_up(0);
         fetch_k(0);
         fetch_v(0);
         for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
@@ -431,10 +497,12 @@ struct decoder {
         cp_async_commit(); /* the first tile's group */
 #pragma unroll
         for (int t = 1; t < STAGES - 1; t++) {
+            look_up(t);
             fetch_k(t);
             fetch_v(t);
             cp_async_commit();
         }
+        look_up(STAGES - 1);
         cp_async_wait<STAGES - 2>();
         __syncthreads();
         if (KEEP_Q)
@@ -474,10 +542,11 @@ struct decoder {
             cp_async_wait<STAGES - 2>();
             wait_for_group();
             if (LISTED)
-                list_up_to(l, a, at, (t + STAGES) * BLOCK_N);
+                list_up_to(l, a, at, (t + STAGES + PAGED) * BLOCK_N);
             fetch_k(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
             fetch_v(t + STAGES - 1);
             cp_async_commit();
+            look_up(t + STAGES);
             const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -489,6 +558,7 @@ struct decoder {
                 } else {
                     now = look_anew(t * BLOCK_N + step * STEP_KEYS + own);
                 }
+                hide_missing(now, t, own + step * STEP_KEYS);
                 if (warp_row < at.num_rows)
                     take_keys(w, a, q_fragments,
                               {q_tile, stage, stage + K_BYTES, warp_row, own + step * STEP_KEYS, share,
@@ -506,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     mma_decode(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     griddepcontrol_launch_dependents(); /* what follows waits for this grid's end by itself */
-    if (VARLEN || ORDERED)
+    if (PLACE_IS_READ)
         griddepcontrol_wait();
     struct decoder d(a, shared_address(shared));
     struct lane_rows rows;
@@ -517,9 +587,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         for (int n = 0; n < Q_COPIES; n++)
             copies[n] = find_q(a, d.at, d.q, d.q_tile, threadIdx.x + n * THREADS);
     }
-    if (ONE_TILE && !VARLEN) /* nothing of the caller's is read before it, or written */
+    if (ONE_TILE && !PLACE_IS_READ) /* nothing of the caller's is read before it, or written */
         griddepcontrol_wait_after(made_of(rows, copies, d.k, d.v));
-    else if (!VARLEN && !ORDERED)
+    else if (!PLACE_IS_READ)
         griddepcontrol_wait();
     if (MERGE != MMA_MERGE_WORKSPACE && d.at.split == 0 && d.at.first_row == 0)
         for (int g = 0; g < a.group; g++)

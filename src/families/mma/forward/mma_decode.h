@@ -59,7 +59,7 @@ GPU_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) { retur
 #define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + 64 * 4)
 GPU_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
 
-/* Dynamic shared memory: Q, the ring of K and V, the list, scores of warps that share columns; the ring later holds
+/* Dynamic shared memory: Q, the ring of K and V, the list, scores of warps that share columns, marks of pages; the ring later holds
  * each warp's output, maxima and sums, and what the blocks of a cluster leave for this one to merge. `bytes`: of an
  * element; `outputs`: warps with different rows or keys. */
 GPU_INLINE int32_t mma_decode_parts_bytes(int32_t head_dim_v, int32_t outputs) {
@@ -78,10 +78,11 @@ GPU_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim, int32_
 }
 GPU_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
                                            int32_t row_groups, int32_t warps, int32_t outputs, int32_t stages,
-                                           int32_t merge, int32_t listed) {
+                                           int32_t merge, int32_t listed, int32_t paged) {
     return 16 * row_groups * head_dim * bytes +
            mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, row_groups, outputs, stages, merge) +
-           (listed ? MMA_DECODE_LIST_BYTES : 0) + (outputs < warps ? warps * 1024 : 0);
+           (listed ? MMA_DECODE_LIST_BYTES : 0) + (outputs < warps ? warps * 1024 : 0) +
+           (paged ? stages * warps * 4 : 0);
 }
 
 #endif

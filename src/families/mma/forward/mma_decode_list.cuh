@@ -11,7 +11,7 @@
 #define UNIT  mma_decode_unit(WARPS)
 #define UNITS (MMA_DECODE_SCAN / UNIT)
 
-static_assert(MMA_DECODE_LIST >= (STAGES + 1) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
+static_assert(MMA_DECODE_LIST >= (STAGES + 1 + PAGED) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
 static_assert(MMA_DECODE_LIST % BLOCK_N == 0, "a tile's keys lie side by side in the list");
 static_assert(UNITS * WARPS == 64 && UNITS * UNIT == MMA_DECODE_SCAN, "a lane has two counts of a scan");
 
@@ -39,6 +39,7 @@ struct place {
     int split, batch, head_kv, first_row, num_rows;
     int seqlen_q, seqlen_k, diagonal, low, high;
     int64_t q_begin, k_begin;
+    struct cached_keys in_cache; /* CACHE */
 };
 /* `batch`: the block's sequence where that is known. */
 __device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block, int batch = -1) {
@@ -54,12 +55,24 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     at.seqlen_q = a.seqlen_q;
     at.seqlen_k = a.seqlen_k;
     at.q_begin = at.k_begin = 0;
-    if (VARLEN) {
+    if (VARLEN && !CACHE) {
         const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
         at.q_begin = q.begin;
         at.k_begin = k.begin;
         at.seqlen_q = q.length;
         at.seqlen_k = k.length;
+    } else if (VARLEN) {
+        const struct packed q = find_packed_q(a, at.batch);
+        at.q_begin = q.begin;
+        at.seqlen_q = q.length;
+    }
+    if (SEQUSED)
+        at.seqlen_q = used_of(a.seqused_q, at.batch, at.seqlen_q);
+    if (CACHE) {
+        at.in_cache = find_cached_keys(a, at.batch);
+        at.seqlen_k = at.in_cache.seqlen_k;
+    } else if (SEQUSED) {
+        at.seqlen_k = used_of(a.seqused_k, at.batch, at.seqlen_k);
     }
     at.num_rows = min(at.seqlen_q * a.group - at.first_row, ROWS);
     at.diagonal = at.seqlen_k - at.seqlen_q;
@@ -69,6 +82,8 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
         at.low = (int)max((int64_t)0, (int64_t)at.diagonal - a.window_left);
     if (WINDOW && a.window_right != UNBOUNDED)
         at.high = (int)max((int64_t)0, min((int64_t)at.seqlen_k, (int64_t)at.seqlen_q + at.diagonal + a.window_right));
+    if (CACHE)
+        at.low = max(at.low, at.in_cache.first_key);
     return at;
 }
 

@@ -1,0 +1,33 @@
+/* append.h: the contract of append.cu: new keys into a KV cache, and keys and queries turned; for C and CUDA C. */
+#ifndef FDM_GPU_APPEND_H
+#define FDM_GPU_APPEND_H
+
+#include "cuda/constants.h"
+#include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
+
+#define APPEND_CONSTANTS(X)                                                                \
+    X(VECTOR) /* 1: 16 bytes at a time: rows are aligned, and pairs lie in whole pieces */ \
+    X(ROTARY) /* APPEND_*: which dims are pairs */
+
+/* ROTARY. */
+#define APPEND_PLAIN       0 /* nothing turns */
+#define APPEND_HALVES      1 /* (t, t + dim / 2) */
+#define APPEND_INTERLEAVED 2 /* (2t, 2t + 1) */
+
+#define APPEND_THREADS 128
+
+struct append_params {
+    struct gpu_forward_params in;
+    struct gpu_matrix q_to, k_to; /* turned rows of q and k_new, as those; data NULL: k is turned in the cache alone */
+    const char *cosines, *sines;  /* [num_rows, dim / 2] */
+    int64_t cosine_row, sine_row, num_rows;
+    struct gpu_indices start, positions; /* int32 [B]; of each new key and each row of q */
+    struct gpu_indices slots;            /* of each new key; else lengths and tables say where it goes */
+    int64_t new_rows, query_rows;
+    int32_t dim, is_wide; /* that turn; 1: cosines are float32 beside another dtype */
+    int32_t moves;        /* 1: row i of q is i behind the first; 0: all are turned as that */
+    int32_t reserved;
+};
+
+#endif

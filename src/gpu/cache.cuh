@@ -1,0 +1,104 @@
+/* cache.cuh: the keys of a sequence in a KV cache: how many there are, and where each lies.
+ *
+ * The host does not see lengths, tables and rows: they may name what is not there. Lengths are cut to the room, and a
+ * page outside of the cache or a list that is none counts as keys that are not visible, so that nothing outside the
+ * tensors is read or written whatever they hold. */
+#ifndef FDM_GPU_CACHE_CUH
+#define FDM_GPU_CACHE_CUH
+
+#include "gpu/forward_params.h"
+
+/* One of the indices, of which one of 4 bytes below 0 is a large number here: no page has it. It is under way until it
+ * is used. */
+__device__ __forceinline__ uint64_t index_bits(const char *at, int bytes) {
+    uint64_t index;
+    if (bytes == 8)
+        index = *(const uint64_t *)at;
+    else
+        index = *(const uint32_t *)at;
+    return index;
+}
+__device__ __forceinline__ int64_t index_at(const struct gpu_indices &list, int64_t row) {
+    const char *at = list.data + row * list.row * list.bytes;
+    return list.bytes == 8 ? *(const int64_t *)at : *(const int32_t *)at;
+}
+/* One of int32 [B]. */
+__device__ __forceinline__ int index_of(const struct gpu_indices &list, int batch) {
+    return ((const int32_t *)list.data)[batch * list.row];
+}
+
+/* As many as the list says, from 0 to `most`. */
+__device__ __forceinline__ int used_of(const struct gpu_indices &used, int batch, int most) {
+    return used.data ? min(max(index_of(used, batch), 0), most) : most;
+}
+
+/* The keys of a sequence: all, those before what the call appends, the first that is visible, the first of its new ones
+ * in k_new; its row of the table, and where its entries begin. */
+struct cached_keys {
+    int seqlen_k, cached, first_key, new_begin, list;
+    const char *entries;
+};
+__device__ __forceinline__ struct cached_keys find_cached_keys(const struct gpu_forward_params &a, int batch) {
+    const struct gpu_cache &c = a.cache;
+    struct cached_keys s = {0, 0, 0, 0, c.cache_row.data ? index_of(c.cache_row, batch) : batch, c.table.data};
+    int64_t columns = 1, first = 0;
+    const bool is_list = s.list >= 0 && s.list < c.num_lists;
+    if (c.table.data && !c.page_start.data)
+        columns = c.max_pages;
+    if (c.table.data && c.page_start.data && is_list) {
+        first = index_at(c.page_start, s.list);
+        const int64_t end = c.has_ends ? index_at(c.page_start, s.list + 1) : c.max_pages;
+        columns = first >= 0 && first <= end ? min(end, (int64_t)c.max_pages) - first : -1;
+    }
+    const int64_t room = is_list && columns > 0 ? min(columns * c.page_rows, (int64_t)a.seqlen_k) : 0;
+    int64_t added = c.seqlen_new;
+    if (c.cu_seqlens_new) {
+        s.new_begin = min(max(c.cu_seqlens_new[batch], 0), c.total_new);
+        added = max(min(c.cu_seqlens_new[batch + 1], c.total_new) - s.new_begin, 0);
+    }
+    const int64_t before = c.lengths.data     ? index_of(c.lengths, batch)
+                           : a.seqused_k.data ? index_of(a.seqused_k, batch) - added
+                                              : room;
+    s.seqlen_k = before < 0 ? 0 : (int)min(before + added, room);
+    s.cached = before < 0 ? 0 : (int)min(before, room);
+    s.first_key = c.first_key.data ? max(index_of(c.first_key, batch), 0) : 0;
+    s.entries += (c.page_start.data ? first * c.table.column : s.list * c.table.row) * c.table.bytes;
+    return s;
+}
+
+/* Where a key lies: its row in a page, whose number is under way; or -1 - n of the n-th new key; or nowhere. */
+#define NO_ROW (-0x7fffffff - 1)
+struct page_row {
+    uint64_t page;
+    int row;
+};
+__device__ __forceinline__ struct page_row find_page_row(const struct gpu_cache &c, const struct cached_keys &s,
+                                                         int key) {
+    if (key < 0 || key >= s.seqlen_k)
+        return {0, NO_ROW};
+    if (key >= s.cached)
+        return {0, -1 - (key - s.cached)};
+    if (!c.table.data)
+        return {(uint32_t)s.list, key};
+    const uint32_t column = (uint32_t)key / (uint32_t)c.page_rows;
+    return {index_bits(s.entries + (int64_t)column * c.table.column * c.table.bytes, c.table.bytes),
+            (int)((uint32_t)key - column * (uint32_t)c.page_rows)};
+}
+
+/* Its address in the pages of one KV head, or among its new rows, both without the head; NULL: it is not visible. */
+template <int element_bytes>
+__device__ __forceinline__ const char *row_address(const struct gpu_cache &c, const struct page_row &at,
+                                                   const struct gpu_matrix &pages, const struct gpu_matrix &added,
+                                                   int64_t batch, int64_t new_begin, int head) {
+    if (at.row >= 0)
+        return at.page < (uint64_t)c.num_pages
+                   ? pages.data +
+                         ((int64_t)at.page * pages.batch + at.row * pages.row + head * pages.head) * element_bytes
+                   : (const char *)0;
+    if (at.row == NO_ROW)
+        return (const char *)0;
+    return added.data +
+           (batch * added.batch + (new_begin + (-1 - at.row)) * added.row + head * added.head) * element_bytes;
+}
+
+#endif
