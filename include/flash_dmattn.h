@@ -810,7 +810,8 @@ FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tenso
  *     q, q_out     [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q or slots: turned as for causal attention;
  *                  q_out may be q. NULL: none
  *
- * On the CPU only, and at once. */
+ * On the CPU at once. On a CUDA device by one kernel, enqueued on `stream`; the first call of a form compiles or loads
+ * it. There float32, float16 and bfloat16 are taken, and what names a place outside of the cache is left out. */
 typedef struct fdm_append_tensors {
     uint32_t struct_bytes; /* sizeof(fdm_append_tensors) */
     fdm_tensor *k, *v;
@@ -818,6 +819,7 @@ typedef struct fdm_append_tensors {
     const fdm_tensor *slots, *positions;
     const fdm_tensor *q, *cu_seqlens_q;
     fdm_tensor *q_out;
+    void *stream; /* CUDA stream; NULL = the legacy default stream; ignored on the CPU */
 } fdm_append_tensors;
 FDM_API fdm_status fdm_cache_append(const fdm_append_tensors *tensors);
 

@@ -1,6 +1,7 @@
-/* cache_append.c: new keys into a cache, and queries turned, without attention. */
+/* cache_append.c: new keys into a cache, and queries turned, without attention; gpu/append_launch.c on CUDA devices. */
 #include "base/error.h"
 #include "base/struct_bytes.h"
+#include "gpu/append_launch.h"
 #include "problem/kv_cache.h"
 #include "problem/lengths.h"
 #include "problem/tensor.h"
@@ -40,9 +41,9 @@ static fdm_status describe_cache(struct append *x) {
         if (status || (status = tensor_check_device(pair[i], names[i], t->k, "k")))
             return status;
     }
-    if (t->k->device.type != FDM_CPU)
-        return error_set(FDM_ERROR_UNSUPPORTED, "k is on DLPack device type %d; fdm_cache_append runs on the CPU",
-                         t->k->device.type);
+    const fdm_status taken = tensor_check_device_type(t->k, "k");
+    if (taken)
+        return taken;
     p->dtype = fdm_dtype_of(t->k);
     p->head_dim = t->k->shape[3];
     p->causal = 1;
@@ -132,6 +133,8 @@ static fdm_status check_apart(const struct append *x) {
     return tensors_check_apart(all, sizeof all / sizeof all[0]);
 }
 
+static int is_on_device(const struct append *x) { return x->tensors.k->device.type == FDM_CUDA; }
+
 static fdm_status describe(struct append *x) {
     fdm_problem *p = &x->problem;
     fdm_status status = describe_cache(x);
@@ -148,7 +151,21 @@ static fdm_status describe(struct append *x) {
         status = describe_positions(x);
     if (!status)
         status = check_apart(x);
-    return status || x->tensors.slots ? status : cache_check_pages(&x->attention);
+    return status || x->tensors.slots || is_on_device(x) ? status : cache_check_pages(&x->attention);
+}
+
+static fdm_status append_on_device(const struct append *x) {
+    const fdm_problem *p = &x->problem;
+    if (p->dtype == FDM_FLOAT64)
+        return error_set(FDM_ERROR_UNSUPPORTED, "k is float64, which is appended on the CPU only; CUDA devices take "
+                                                "float32, float16 and bfloat16");
+    if (p->batch >= INT32_MAX || p->new_rows >= INT32_MAX || p->seqlen_q >= INT32_MAX || p->heads >= INT32_MAX)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "there are %lld sequences, %lld new keys and %lld heads; CUDA devices take fewer than 2^31",
+                         (long long)p->batch, (long long)p->new_rows, (long long)p->heads);
+    if (p->batch < 1 || p->heads_kv < 1)
+        return FDM_OK;
+    return append_alone(x->tensors.k->device.index, &x->attention, &x->slots, x->tensors.stream);
 }
 
 fdm_status fdm_cache_append(const fdm_append_tensors *tensors) {
@@ -164,6 +181,8 @@ fdm_status fdm_cache_append(const fdm_append_tensors *tensors) {
     const fdm_status status = describe(&x);
     if (status)
         return status;
+    if (is_on_device(&x))
+        return append_on_device(&x);
     if (x.tensors.slots)
         cache_write_slots(&x.attention, &x.slots);
     for (int64_t item = 0; item < cache_items(&x.attention); item++)

@@ -12,7 +12,7 @@
                    #type " ends in padding, or not with its last member")
 ENDS_WITH(fdm_cache, rotary_start);
 ENDS_WITH(fdm_tensors, row_end);
-ENDS_WITH(fdm_append_tensors, q_out);
+ENDS_WITH(fdm_append_tensors, stream);
 ENDS_WITH(fdm_options, add_dkv);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);

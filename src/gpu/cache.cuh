@@ -66,7 +66,7 @@ __device__ __forceinline__ struct cached_keys find_cached_keys(const struct gpu_
     return s;
 }
 
-/* Where a key lies: its row in a page, whose number is under way; or -1 - n of the n-th new key; or nowhere. */
+/* Where a key lies: its row in a page, whose number is under way, or -1 - n of the n-th new key; or nowhere. */
 #define NO_ROW (-0x7fffffff - 1)
 struct page_row {
     uint64_t page;
@@ -76,29 +76,26 @@ __device__ __forceinline__ struct page_row find_page_row(const struct gpu_cache 
                                                          int key) {
     if (key < 0 || key >= s.seqlen_k)
         return {0, NO_ROW};
-    if (key >= s.cached)
-        return {0, -1 - (key - s.cached)};
-    if (!c.table.data)
-        return {(uint32_t)s.list, key};
-    const uint32_t column = (uint32_t)key / (uint32_t)c.page_rows;
-    return {index_bits(s.entries + (int64_t)column * c.table.column * c.table.bytes, c.table.bytes),
-            (int)((uint32_t)key - column * (uint32_t)c.page_rows)};
+    uint64_t page = (uint32_t)s.list;
+    int row = key;
+    if (c.table.data) {
+        const uint32_t column = (uint32_t)key / (uint32_t)c.page_rows;
+        page = index_bits(s.entries + (int64_t)column * c.table.column * c.table.bytes, c.table.bytes);
+        row -= (int)(column * (uint32_t)c.page_rows);
+    }
+    return {page, key < s.cached ? row : -1 - (key - s.cached)};
 }
 
-/* Its address in the pages of one KV head, or among its new rows, both without the head; NULL: it is not visible. */
+/* Its address in the pages of one KV head, or in the new rows; NULL: its page is none, and it is not visible. */
 template <int element_bytes>
 __device__ __forceinline__ const char *row_address(const struct gpu_cache &c, const struct page_row &at,
                                                    const struct gpu_matrix &pages, const struct gpu_matrix &added,
                                                    int64_t batch, int64_t new_begin, int head) {
-    if (at.row >= 0)
-        return at.page < (uint64_t)c.num_pages
-                   ? pages.data +
-                         ((int64_t)at.page * pages.batch + at.row * pages.row + head * pages.head) * element_bytes
-                   : (const char *)0;
-    if (at.row == NO_ROW)
+    if (at.row == NO_ROW || at.page >= (uint64_t)c.num_pages)
         return (const char *)0;
-    return added.data +
-           (batch * added.batch + (new_begin + (-1 - at.row)) * added.row + head * added.head) * element_bytes;
+    const int64_t in_pages = (int64_t)at.page * pages.batch + at.row * pages.row + head * pages.head;
+    const int64_t in_new = batch * added.batch + (new_begin + (-1 - at.row)) * added.row + head * added.head;
+    return at.row >= 0 ? pages.data + in_pages * element_bytes : added.data + in_new * element_bytes;
 }
 
 #endif

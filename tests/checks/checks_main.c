@@ -12,6 +12,8 @@ static const struct subject subjects[] = {
      attention_checks},
     {"serving", "the same, with seqused, and forwards on a cache: pages, appending, rotary embeddings",
      "kernel emulate cuda seed repeat right seconds ways rotate threads until-wrong launches json", serving_checks},
+    {"cache", "fdm_cache_append(), and one plan for lists that change, on a device against the CPU",
+     "kernel " MASK_OPTIONS, cache_checks},
     {"cases", "every kernel on a list of named problems, against the float64 reference",
      "kernel group emulate cuda seed repeat share rotate until-wrong launches", cases_checks},
     {"broken", "faults planted in kernels are found", "group emulate repeat", broken_checks},
