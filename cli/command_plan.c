@@ -9,6 +9,7 @@
 #include "companion_run.h"
 #include "json_writer.h"
 #include "kernel_names.h"
+#include "plan_ranks.h"
 
 static const char help[] =
     "usage: fdm plan [OPTION ...]\n"
@@ -39,11 +40,23 @@ static const char help[] =
     "  --resources        CUDA: compiles the kernels and prints registers, spill, shared memory and resident warps\n"
     "  --json\n"
     "\n"
+    "  --ranks N          what the problem takes on N devices, which share its rows; and how many pay, which is while\n"
+    "                     twice as many make it 1.25 x as fast\n"
+    "  --nodes N          of equal size                              (8 ranks a node)\n"
+    "  --layout NAME      contiguous, zigzag, documents, balanced    (the fastest)\n"
+    "  --algorithm NAME   gather, ulysses, both, ring                (the fastest; ring is not in this library)\n"
+    "  --node-bandwidth GB/s  --node-latency US    of a rank in its node, one way    (348, 15: NVLink of H100)\n"
+    "  --net-bandwidth GB/s   --net-latency US     between nodes                     (45, 30: 400 Gbit/s InfiniBand)\n"
+    "  --tflops X         of attention on one device, where no measured model has it\n"
+    "  --memory GB        that a rank may use beside its rows        (no limit)\n"
+    "\n"
     "examples: fdm plan --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal\n"
     "          fdm plan --device cpu:avx2 --pass backward --json\n"
     "          fdm plan --device sm_90 --pass backward --seqlen-q 8192 --head-dim 128 --dtype bf16 --explain\n"
     "          fdm plan --device sm_86 --head-dim 128 --dtype fp16 --resources\n"
-    "          fdm plan --batch 64 --heads 32 --heads-kv 8 --seqlen-q 1 --page-size 16 --max-pages 512 --append\n";
+    "          fdm plan --batch 64 --heads 32 --heads-kv 8 --seqlen-q 1 --page-size 16 --max-pages 512 --append\n"
+    "          fdm plan --device sm_90 --seqlen-q 131072 --heads 64 --heads-kv 8 --head-dim 128 --dtype bf16 --causal "
+    "--ranks 64\n";
 
 struct request {
     const char *device;
@@ -52,6 +65,7 @@ struct request {
     int appends, has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
     int64_t topk, total; /* 0 = not said */
     int explain, variants, predict, resources, json;
+    struct ranks_request ranks;
 };
 
 enum {
@@ -91,6 +105,16 @@ enum {
     OPT_PREDICT,
     OPT_RESOURCES,
     OPT_JSON,
+    OPT_RANKS,
+    OPT_NODES,
+    OPT_LAYOUT,
+    OPT_ALGORITHM,
+    OPT_NODE_BANDWIDTH,
+    OPT_NODE_LATENCY,
+    OPT_NET_BANDWIDTH,
+    OPT_NET_LATENCY,
+    OPT_TFLOPS,
+    OPT_MEMORY,
     OPT_HELP
 };
 
@@ -130,6 +154,16 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"predict", no_argument, 0, OPT_PREDICT},
                                         {"resources", no_argument, 0, OPT_RESOURCES},
                                         {"json", no_argument, 0, OPT_JSON},
+                                        {"ranks", required_argument, 0, OPT_RANKS},
+                                        {"nodes", required_argument, 0, OPT_NODES},
+                                        {"layout", required_argument, 0, OPT_LAYOUT},
+                                        {"algorithm", required_argument, 0, OPT_ALGORITHM},
+                                        {"node-bandwidth", required_argument, 0, OPT_NODE_BANDWIDTH},
+                                        {"node-latency", required_argument, 0, OPT_NODE_LATENCY},
+                                        {"net-bandwidth", required_argument, 0, OPT_NET_BANDWIDTH},
+                                        {"net-latency", required_argument, 0, OPT_NET_LATENCY},
+                                        {"tflops", required_argument, 0, OPT_TFLOPS},
+                                        {"memory", required_argument, 0, OPT_MEMORY},
                                         {"help", no_argument, 0, OPT_HELP},
                                         {0}};
 
@@ -167,6 +201,30 @@ static int set_extent(struct request *r, int option, const char *name, const cha
     return 1;
 }
 
+/* Of --ranks. 1, or 0 after a complaint; -1: it is another option. */
+static int set_ranks(struct ranks_request *r, int option, const char *name, const char *text) {
+    double *real = NULL;
+    switch (option) {
+    case OPT_RANKS: return parse_integer(name, text, 2, 65536, &r->ranks);
+    case OPT_NODES: return parse_integer(name, text, 1, 65536, &r->nodes);
+    case OPT_LAYOUT: r->layout = text; return 1;
+    case OPT_ALGORITHM: r->algorithm = text; return 1;
+    case OPT_NODE_BANDWIDTH: real = &r->node_bandwidth; break;
+    case OPT_NODE_LATENCY: real = &r->node_latency; break;
+    case OPT_NET_BANDWIDTH: real = &r->net_bandwidth; break;
+    case OPT_NET_LATENCY: real = &r->net_latency; break;
+    case OPT_TFLOPS: real = &r->tflops; break;
+    case OPT_MEMORY: real = &r->memory; break;
+    default: return -1;
+    }
+    return parse_real(name, text, real) && (*real > 0 || complain(0, "--%s is '%s'; it must be above 0", name, text));
+}
+
+static int asks_for_ranks(const struct ranks_request *r) {
+    return r->ranks || r->nodes || r->layout || r->algorithm || r->node_bandwidth > 0 || r->node_latency > 0 ||
+           r->net_bandwidth > 0 || r->net_latency > 0 || r->tflops > 0 || r->memory > 0;
+}
+
 /* 1, or 0 after a complaint. */
 static int set_option(struct request *r, int option, const char *name, const char *text) {
     fdm_problem *p = &r->problem;
@@ -194,8 +252,10 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_PREDICT: return r->predict = 1;
     case OPT_RESOURCES: return r->resources = 1;
     case OPT_JSON: return r->json = 1;
-    default: return set_extent(r, option, name, text);
+    default: break;
     }
+    const int of_ranks = set_ranks(&r->ranks, option, name, text);
+    return of_ranks >= 0 ? of_ranks : set_extent(r, option, name, text);
 }
 
 /* Pages enough for every sequence; without --page-size a cache is contiguous. */
@@ -479,6 +539,8 @@ int command_plan(int argc, char **argv) {
     fdm_status status = fdm_device_from_name(r.device, &device);
     if (status || (status = fdm_problem_validate(&r.problem)))
         return fail(status);
+    if (asks_for_ranks(&r.ranks))
+        return plan_ranks(&r.ranks, &device, &r.problem, r.topk, r.json);
     if (r.variants)
         return print_variants(&device, &r);
     if (r.predict)

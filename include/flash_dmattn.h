@@ -84,7 +84,8 @@ typedef enum fdm_status {
     FDM_ERROR_OUT_OF_MEMORY = 3,
     FDM_ERROR_WORKSPACE = 4, /* the workspace given is missing, misaligned or too small */
     FDM_ERROR_SYSTEM = 5,    /* the operating system, a driver or a file refused */
-    FDM_ERROR_INTERNAL = 6   /* a defect of this library */
+    FDM_ERROR_INTERNAL = 6,  /* a defect of this library */
+    FDM_ERROR_REMOTE = 7     /* another rank failed, ended or was late; outputs are undefined */
 } fdm_status;
 
 /* The sentence of this thread's last failure, "" when there was none. Valid until this thread's next failing call. */
@@ -1015,6 +1016,128 @@ FDM_API fdm_status fdm_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_opti
 FDM_API fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan);
 /* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
 FDM_API fdm_status fdm_gemm_kernel(int32_t index, const char **name, const char **description);
+
+/* ---- 16. Several ranks: layouts and forecasts ------------------------------------------------------------------- */
+
+/* One attention over several ranks, of which each holds some rows. docs/context-parallel.md has the algorithms. Nothing
+ * in this section needs a device or another process. */
+typedef struct fdm_range {
+    int64_t first, end; /* positions first .. end - 1 */
+} fdm_range;
+
+/* Which keys a row sees, in positions of the whole problem; all that is given holds at once. The lists are on the host.
+ * Interval j of a list is that of key j: rows interval_start[j] <= i < interval_end[j] see it. */
+typedef struct fdm_rank_mask {
+    uint32_t struct_bytes;             /* sizeof(fdm_rank_mask); fdm_rank_mask_default() sets it */
+    int32_t causal;                    /* 0 or 1; bottom-right aligned */
+    int64_t seqlen_q, seqlen_k;        /* of the whole problem */
+    int64_t window_left, window_right; /* -1 = unbounded */
+    int64_t num_lists;                 /* of intervals: one for each batch and head that has its own; 0 = none */
+    const int32_t *interval_start, *interval_end; /* [num_lists, seqlen_k], C-contiguous */
+} fdm_rank_mask;
+/* Every row sees every key; seqlen_q and seqlen_k are the caller's to fill in. */
+static inline fdm_rank_mask fdm_rank_mask_default(void) {
+    fdm_rank_mask options = FDM_ZERO;
+    options.struct_bytes = sizeof options;
+    options.window_left = options.window_right = -1;
+    return options;
+}
+
+typedef enum fdm_layout_kind {
+    FDM_LAYOUT_CONTIGUOUS = 0, /* rank r has the r-th part */
+    FDM_LAYOUT_ZIGZAG = 1,     /* of 2 ranks chunks rank r has r and 2 ranks - 1 - r: equal work under a causal mask */
+    FDM_LAYOUT_DOCUMENTS = 2,  /* documents of 2 ranks blocks and longer zigzag, others whole, to even the pairs out */
+    FDM_LAYOUT_BALANCED = 3,   /* equal work under the given masks, and few keys to fetch, by swap search */
+    FDM_LAYOUT_RANGES = 4      /* the caller's own */
+} fdm_layout_kind;
+
+/* What a layout is made of. Ranges begin at multiples of `block`, in a layout of documents counted from the document's
+ * first row. Ranks may have unlike numbers of rows, or none. */
+typedef struct fdm_layout_wish {
+    uint32_t struct_bytes; /* sizeof(fdm_layout_wish) */
+    fdm_layout_kind kind;
+    int32_t ranks;
+    int32_t num_masks;           /* balanced: at least 1 */
+    int64_t total;               /* rows */
+    int64_t block;               /* 0 = 256 */
+    const int64_t *cu_seqlens;   /* documents: [num_documents + 1] rows that never fall; the last one is `total` */
+    int64_t num_documents;       /* documents */
+    const fdm_rank_mask *masks;  /* balanced: those of a model's layers, all with seqlen_q = total and one seqlen_k */
+    const double *weights;       /* balanced: how often the model has each mask; NULL = 1 each */
+    double tolerance;            /* balanced: of the heaviest rank's work above the mean; 0 = 0.02 */
+    const fdm_range *ranges;     /* ranges: those of rank 0, then of rank 1, .., each in the order of the rank's rows */
+    const int64_t *range_counts; /* ranges: [ranks], how many each rank has */
+} fdm_layout_wish;
+
+/* Where rows lie: a value that never changes once it is made, for any thread. */
+typedef struct fdm_layout fdm_layout;
+FDM_API fdm_status fdm_layout_create(const fdm_layout_wish *wish, fdm_layout **layout);
+FDM_API void fdm_layout_release(fdm_layout *layout); /* takes NULL too */
+/* The ranges of a rank, in the order of its rows. They live as long as the layout. */
+FDM_API fdm_status fdm_layout_ranges(const fdm_layout *layout, int32_t rank, const fdm_range **ranges, int64_t *count);
+/* Of each rank: pairs, the visible pairs of a row and a key, summed over lists of intervals; fetched, the keys that
+ * others hold and some row of it sees. Either may be NULL. layout_keys: where keys lie; NULL = as rows. Keys count in
+ * pages of 16 where there are intervals, and the first key of a window in blocks of 128. */
+FDM_API fdm_status fdm_layout_work(const fdm_layout *layout, const fdm_layout *layout_keys, const fdm_rank_mask *mask,
+                                   int64_t *pairs, int64_t *fetched);
+
+typedef enum fdm_rank_algorithm {
+    FDM_RANKS_AUTO = 0,    /* the one that is forecast to be fastest */
+    FDM_RANKS_GATHER = 1,  /* a rank fetches the keys that its rows see, some KV heads at a time */
+    FDM_RANKS_ULYSSES = 2, /* heads are exchanged for rows; KV heads are a multiple of ranks */
+    FDM_RANKS_BOTH = 3,    /* ranks of a node exchange heads, and those of unlike nodes gather keys */
+    FDM_RANKS_RING = 4     /* keys go round, a shard at a time: forecast alone, this library has no ring */
+} fdm_rank_algorithm;
+FDM_API const char *fdm_rank_algorithm_name(fdm_rank_algorithm algorithm); /* "gather"; never NULL */
+
+/* How ranks are joined. 0 takes the default that the comment says. */
+typedef struct fdm_links {
+    uint32_t struct_bytes;  /* sizeof(fdm_links) */
+    int32_t ranks_per_node; /* 8 */
+    double node_bandwidth;  /* bytes a second into a rank from ranks of its node; 348e9: NVLink of two H100, measured */
+    double node_latency;    /* seconds; 15e-6, assumed */
+    double net_bandwidth;   /* the same between nodes; 45e9: InfiniBand of 400 Gbit/s, assumed */
+    double net_latency;     /* seconds; 30e-6, assumed */
+    int32_t copy_sms;       /* multiprocessors that a copy takes from attention; 16, assumed */
+    int32_t reserved;       /* 0 */
+    double flops;           /* of a rank's attention, where the device's model has no constants; 0 = an error then */
+    int64_t memory_bytes;   /* that a rank may use for keys of others; 0 = no limit */
+} fdm_links;
+
+typedef struct fdm_rank_forecast {
+    uint32_t struct_bytes; /* sizeof(fdm_rank_forecast); of an array the first one's counts */
+    int32_t rank;
+    int64_t rows, pairs;           /* pairs: of one head and batch, or summed over lists of intervals */
+    int64_t keys_fetched;          /* of others */
+    int64_t node_bytes, net_bytes; /* that it receives, from its node and from others */
+    int64_t bytes_sent;
+    int64_t memory_bytes;    /* for keys of others and parts of their gradients, at once */
+    double work_seconds;     /* of kernels */
+    double exchange_seconds; /* of messages, hidden or not */
+    double exposed_seconds;  /* of them, what no work hides */
+    double seconds;
+} fdm_rank_forecast;
+
+typedef struct fdm_ranks_forecast {
+    uint32_t struct_bytes; /* sizeof(fdm_ranks_forecast) */
+    fdm_rank_algorithm algorithm;
+    int32_t ranks, head_ranks; /* head_ranks: that exchange heads; 1 = none */
+    int32_t num_sets;          /* of KV heads that travel together */
+    int32_t from_model;        /* 1: times of kernels are the device model's; 0: from links.flops */
+    double seconds;            /* of the slowest rank */
+    double one_rank_seconds;   /* the whole problem on one device */
+    double imbalance;          /* most pairs of a rank over the mean, less 1 */
+    char reason[400];          /* why this algorithm, and why not the others */
+} fdm_ranks_forecast;
+
+/* The time that a problem takes on several ranks, from facts alone: the model of fdm_plan_predict() for kernels, links
+ * for messages. problem is that of one rank, whole; of its masks `mask` says which keys rows see (the problem's own
+ * flags say which kernels run). ranks: NULL, or room for one of each rank. FDM_ERROR_UNSUPPORTED where a wished
+ * algorithm cannot be, or where the model has no constants for the device and links.flops is 0. */
+FDM_API fdm_status fdm_forecast_ranks(const fdm_device *device, const fdm_problem *problem, const fdm_layout *layout,
+                                      const fdm_layout *layout_keys, const fdm_rank_mask *mask, const fdm_links *links,
+                                      fdm_rank_algorithm algorithm, fdm_ranks_forecast *forecast,
+                                      fdm_rank_forecast *ranks);
 
 #ifdef __cplusplus
 }

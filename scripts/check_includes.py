@@ -39,6 +39,7 @@ MAY_INCLUDE = {
     "tuning": {"base", "cuda", "device", "system"},
     "plan": {"base", "cuda", "problem", "device", "contract", "families", "tuning"},
     "tuner": {"base", "cuda", "system", "device", "problem", "contract", "plan", "tuning"},
+    "parallel": {"base", "cuda", "system", "device", "problem"},
     ".": {"base", "cuda", "problem", "device", "contract", "gpu", "plan", "tuner", "tuning"},
 }
 # Headers without state or knowledge of attention that the command line tool may share.

@@ -25,6 +25,7 @@ const char *fdm_status_name(fdm_status status) {
     case FDM_ERROR_WORKSPACE: return "workspace";
     case FDM_ERROR_SYSTEM: return "system";
     case FDM_ERROR_INTERNAL: return "internal error";
+    case FDM_ERROR_REMOTE: return "error of another rank";
     }
     return "unknown status";
 }

@@ -51,6 +51,12 @@ GOLDEN_COMMANDS = {
     "plan_bad_pass": "plan --pass sideways",
     "plan_bad_heads": "plan --heads 6 --heads-kv 4",
     "plan_help": "plan --help",
+    "plan_ranks": "plan --device sm_90 --seqlen-q 131072 --heads 16 --head-dim 128 --dtype bf16 --causal --ranks 64",
+    "plan_ranks_json": "plan --device sm_90 --pass backward --seqlen-q 32768 --batch 8 --varlen --total 131072 --heads 32 "
+    "--heads-kv 4 --head-dim 128 --dtype bf16 --causal --ranks 4 --nodes 2 --json",
+    "plan_ranks_rate": "plan --device sm_80 --seqlen-q 4096 --dtype bf16 --ranks 4",
+    "plan_ranks_layout": "plan --device sm_90 --ranks 4 --layout striped",
+    "plan_ranks_none": "plan --device sm_90 --layout zigzag",
     "attend": f"attend {EXAMPLE} --causal --topk 64 --backward --check --iters 1",
     "attend_help": "attend --help",
     "attend_nothing": "attend",

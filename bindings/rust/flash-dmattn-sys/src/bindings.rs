@@ -6,6 +6,8 @@ pub type fdm_tune_wish = c_int;
 pub type fdm_pass = c_int;
 pub type fdm_memory_tier = c_int;
 pub type fdm_tune_state = c_int;
+pub type fdm_layout_kind = c_int;
+pub type fdm_rank_algorithm = c_int;
 pub const FDM_VERSION_MAJOR: i32 = 0;
 pub const FDM_VERSION_MINOR: i32 = 1;
 pub const FDM_VERSION_PATCH: i32 = 0;
@@ -17,6 +19,7 @@ pub const FDM_ERROR_OUT_OF_MEMORY: fdm_status = 3;
 pub const FDM_ERROR_WORKSPACE: fdm_status = 4;
 pub const FDM_ERROR_SYSTEM: fdm_status = 5;
 pub const FDM_ERROR_INTERNAL: fdm_status = 6;
+pub const FDM_ERROR_REMOTE: fdm_status = 7;
 pub const FDM_CPU: i32 = 1;
 pub const FDM_CUDA: i32 = 2;
 pub const FDM_FLOAT32: fdm_dtype = 0;
@@ -42,8 +45,22 @@ pub const FDM_TUNE_TIMED: fdm_tune_state = 0;
 pub const FDM_TUNE_NOT_TIMED: fdm_tune_state = 1;
 pub const FDM_TUNE_WRONG: fdm_tune_state = 2;
 pub const FDM_TUNE_FAILED: fdm_tune_state = 3;
+pub const FDM_LAYOUT_CONTIGUOUS: fdm_layout_kind = 0;
+pub const FDM_LAYOUT_ZIGZAG: fdm_layout_kind = 1;
+pub const FDM_LAYOUT_DOCUMENTS: fdm_layout_kind = 2;
+pub const FDM_LAYOUT_BALANCED: fdm_layout_kind = 3;
+pub const FDM_LAYOUT_RANGES: fdm_layout_kind = 4;
+pub const FDM_RANKS_AUTO: fdm_rank_algorithm = 0;
+pub const FDM_RANKS_GATHER: fdm_rank_algorithm = 1;
+pub const FDM_RANKS_ULYSSES: fdm_rank_algorithm = 2;
+pub const FDM_RANKS_BOTH: fdm_rank_algorithm = 3;
+pub const FDM_RANKS_RING: fdm_rank_algorithm = 4;
 #[repr(C)]
 pub struct fdm_timer {
+    _private: [u8; 0],
+}
+#[repr(C)]
+pub struct fdm_layout {
     _private: [u8; 0],
 }
 #[repr(C)]
@@ -542,6 +559,87 @@ pub struct fdm_gemm_plan {
     pub problem: fdm_gemm_problem,
     pub choice: fdm_companion_choice,
 }
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_range {
+    pub first: i64,
+    pub end: i64,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_rank_mask {
+    pub struct_bytes: u32,
+    pub causal: i32,
+    pub seqlen_q: i64,
+    pub seqlen_k: i64,
+    pub window_left: i64,
+    pub window_right: i64,
+    pub num_lists: i64,
+    pub interval_start: *const i32,
+    pub interval_end: *const i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_layout_wish {
+    pub struct_bytes: u32,
+    pub kind: fdm_layout_kind,
+    pub ranks: i32,
+    pub num_masks: i32,
+    pub total: i64,
+    pub block: i64,
+    pub cu_seqlens: *const i64,
+    pub num_documents: i64,
+    pub masks: *const fdm_rank_mask,
+    pub weights: *const f64,
+    pub tolerance: f64,
+    pub ranges: *const fdm_range,
+    pub range_counts: *const i64,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_links {
+    pub struct_bytes: u32,
+    pub ranks_per_node: i32,
+    pub node_bandwidth: f64,
+    pub node_latency: f64,
+    pub net_bandwidth: f64,
+    pub net_latency: f64,
+    pub copy_sms: i32,
+    pub reserved: i32,
+    pub flops: f64,
+    pub memory_bytes: i64,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_rank_forecast {
+    pub struct_bytes: u32,
+    pub rank: i32,
+    pub rows: i64,
+    pub pairs: i64,
+    pub keys_fetched: i64,
+    pub node_bytes: i64,
+    pub net_bytes: i64,
+    pub bytes_sent: i64,
+    pub memory_bytes: i64,
+    pub work_seconds: f64,
+    pub exchange_seconds: f64,
+    pub exposed_seconds: f64,
+    pub seconds: f64,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_ranks_forecast {
+    pub struct_bytes: u32,
+    pub algorithm: fdm_rank_algorithm,
+    pub ranks: i32,
+    pub head_ranks: i32,
+    pub num_sets: i32,
+    pub from_model: i32,
+    pub seconds: f64,
+    pub one_rank_seconds: f64,
+    pub imbalance: f64,
+    pub reason: [c_char; 400],
+}
 grows! {
     fdm_cache {}
     fdm_tensors {}
@@ -569,6 +667,11 @@ grows! {
     fdm_gemm_tensors {}
     fdm_gemm_options {alpha: 1_f64}
     fdm_gemm_plan {}
+    fdm_rank_mask {window_left: -1_i64, window_right: -1_i64}
+    fdm_layout_wish {}
+    fdm_links {}
+    fdm_rank_forecast {}
+    fdm_ranks_forecast {}
 }
 extern "C" {
     pub fn fdm_last_error() -> *const c_char;
@@ -647,4 +750,10 @@ extern "C" {
     pub fn fdm_gemm(tensors: *const fdm_gemm_tensors, options: *const fdm_gemm_options, allocator: *const fdm_allocator) -> fdm_status;
     pub fn fdm_prepare_gemm(plan: *const fdm_gemm_plan) -> fdm_status;
     pub fn fdm_gemm_kernel(index: i32, name: *mut *const c_char, description: *mut *const c_char) -> fdm_status;
+    pub fn fdm_layout_create(wish: *const fdm_layout_wish, layout: *mut *mut fdm_layout) -> fdm_status;
+    pub fn fdm_layout_release(layout: *mut fdm_layout);
+    pub fn fdm_layout_ranges(layout: *const fdm_layout, rank: i32, ranges: *mut *const fdm_range, count: *mut i64) -> fdm_status;
+    pub fn fdm_layout_work(layout: *const fdm_layout, layout_keys: *const fdm_layout, mask: *const fdm_rank_mask, pairs: *mut i64, fetched: *mut i64) -> fdm_status;
+    pub fn fdm_rank_algorithm_name(algorithm: fdm_rank_algorithm) -> *const c_char;
+    pub fn fdm_forecast_ranks(device: *const fdm_device, problem: *const fdm_problem, layout: *const fdm_layout, layout_keys: *const fdm_layout, mask: *const fdm_rank_mask, links: *const fdm_links, algorithm: fdm_rank_algorithm, forecast: *mut fdm_ranks_forecast, ranks: *mut fdm_rank_forecast) -> fdm_status;
 }

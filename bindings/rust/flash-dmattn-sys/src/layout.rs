@@ -6,6 +6,8 @@ layouts! {
     fdm_pass 4 4 { }
     fdm_memory_tier 4 4 { }
     fdm_tune_state 4 4 { }
+    fdm_layout_kind 4 4 { }
+    fdm_rank_algorithm 4 4 { }
     fdm_device_id 8 4 { r#type 0 index 4 }
     fdm_data_type 4 2 { code 0 bits 1 lanes 2 }
     fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
@@ -41,6 +43,12 @@ layouts! {
     fdm_gemm_options 40 8 { struct_bytes 0 accumulate_float16 4 alpha 8 beta 16 kernel 24 stream 32 }
     fdm_gemm_problem 128 8 { dtype 0 batch 8 m 16 n 24 k 32 a_rows_contiguous 40 b_rows_contiguous 44 has_c 48 accumulate_float16 52 mappable 56 reserved 64 }
     fdm_gemm_plan 888 8 { struct_bytes 0 problem 8 choice 136 }
+    fdm_range 16 8 { first 0 end 8 }
+    fdm_rank_mask 64 8 { struct_bytes 0 causal 4 seqlen_q 8 seqlen_k 16 window_left 24 window_right 32 num_lists 40 interval_start 48 interval_end 56 }
+    fdm_layout_wish 88 8 { struct_bytes 0 kind 4 ranks 8 num_masks 12 total 16 block 24 cu_seqlens 32 num_documents 40 masks 48 weights 56 tolerance 64 ranges 72 range_counts 80 }
+    fdm_links 64 8 { struct_bytes 0 ranks_per_node 4 node_bandwidth 8 node_latency 16 net_bandwidth 24 net_latency 32 copy_sms 40 reserved 44 flops 48 memory_bytes 56 }
+    fdm_rank_forecast 96 8 { struct_bytes 0 rank 4 rows 8 pairs 16 keys_fetched 24 node_bytes 32 net_bytes 40 bytes_sent 48 memory_bytes 56 work_seconds 64 exchange_seconds 72 exposed_seconds 80 seconds 88 }
+    fdm_ranks_forecast 448 8 { struct_bytes 0 algorithm 4 ranks 8 head_ranks 12 num_sets 16 from_model 20 seconds 24 one_rank_seconds 32 imbalance 40 reason 48 }
 }
 values! {
     FDM_VERSION_MAJOR 0
@@ -53,6 +61,7 @@ values! {
     FDM_ERROR_WORKSPACE 4
     FDM_ERROR_SYSTEM 5
     FDM_ERROR_INTERNAL 6
+    FDM_ERROR_REMOTE 7
     FDM_CPU 1
     FDM_CUDA 2
     FDM_FLOAT32 0
@@ -78,6 +87,16 @@ values! {
     FDM_TUNE_NOT_TIMED 1
     FDM_TUNE_WRONG 2
     FDM_TUNE_FAILED 3
+    FDM_LAYOUT_CONTIGUOUS 0
+    FDM_LAYOUT_ZIGZAG 1
+    FDM_LAYOUT_DOCUMENTS 2
+    FDM_LAYOUT_BALANCED 3
+    FDM_LAYOUT_RANGES 4
+    FDM_RANKS_AUTO 0
+    FDM_RANKS_GATHER 1
+    FDM_RANKS_ULYSSES 2
+    FDM_RANKS_BOTH 3
+    FDM_RANKS_RING 4
 }
 exported! {
     fdm_last_error
@@ -156,4 +175,10 @@ exported! {
     fdm_gemm
     fdm_prepare_gemm
     fdm_gemm_kernel
+    fdm_layout_create
+    fdm_layout_release
+    fdm_layout_ranges
+    fdm_layout_work
+    fdm_rank_algorithm_name
+    fdm_forecast_ranks
 }
