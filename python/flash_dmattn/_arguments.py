@@ -354,6 +354,18 @@ def interval_pair(key_intervals: Any, q: Any, max_seqlen_q: int = 0) -> Tuple[An
     return key_intervals[0], key_intervals[1]
 
 
+def range_pair(row_intervals: Any) -> Tuple[Any, Any]:
+    """Splits row_intervals into (start, end)."""
+    if row_intervals is None:
+        return None, None
+    if not isinstance(row_intervals, (tuple, list)) or len(row_intervals) != 2:
+        raise TypeError(
+            f"row_intervals is {said(row_intervals)}; it must be a pair (start, end) of int32 arrays; row i sees the "
+            "keys start <= j < end of each of its ranges"
+        )
+    return row_intervals[0], row_intervals[1]
+
+
 def refuse_causal_prefixes(prefix_lengths: Any, is_causal: Any) -> None:
     if prefix_lengths is not None and is_causal:
         raise ValueError(

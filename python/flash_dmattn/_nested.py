@@ -41,6 +41,7 @@ def attend_jagged(
     bias: Optional[Tensor],
     intervals: Tuple[Any, Any],
     sink: Optional[Tensor],
+    ranges: Tuple[Any, Any],
     settings: Settings,
     num_results: int,
 ) -> Any:
@@ -53,7 +54,8 @@ def attend_jagged(
     longest = _longest(query), _longest(key)
     offsets = query.offsets().to(torch.int32), key.offsets().to(torch.int32)
     packed = tuple(nested.values() for nested in tensors)
-    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, sink, (*longest, *settings[2:]), num_results)
+    settings = (*longest, *settings[2:])
+    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, sink, ranges, settings, num_results)
 
     def nested_like_query(values: Tensor, ragged: int) -> Tensor:
         return torch.nested.nested_tensor_from_jagged(values, query.offsets(), jagged_dim=ragged, max_seqlen=longest[0])

@@ -32,6 +32,7 @@ from ._arguments import (
     mask_with_four_axes,
     num_results_of,
     packed_extents,
+    range_pair,
     refuse_dropout_by_position,
     refuse_keywords,
     said,
@@ -336,6 +337,7 @@ def _inputs(
     intervals: Tuple[Any, Any],
     offsets: Tuple[Any, Any],
     sink: Any,
+    ranges: Tuple[Any, Any],
     extents: Extents,
 ) -> Tuple[Optional[Tensor], ...]:
     """Everything that was given, checked, in the order and form that the library takes."""
@@ -344,7 +346,7 @@ def _inputs(
             check_layout(each, name)
     mask = None if mask is None else mask_with_four_axes(mask, extents)
     bias = None if bias is None else bias_with_four_axes(bias, extents)
-    return _autocast((*tensors, mask, bias, *intervals, *offsets, sink))
+    return _autocast((*tensors, mask, bias, *intervals, *offsets, sink, *ranges))
 
 
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
@@ -371,6 +373,7 @@ if TYPE_CHECKING:
 
         window_size: Union[Sequence[Optional[int]], Tensor]
         key_intervals: Optional[Tuple[Tensor, Tensor]]
+        row_intervals: Optional[Tuple[Tensor, Tensor]]
         prefix_lengths: Optional[Tensor]
         sink: Optional[Tensor]
         lse_without_sink: bool
@@ -433,6 +436,7 @@ def flash_dmattn_func(
     *,
     window_size: Union[Sequence[Optional[int]], Tensor] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    row_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     document_ids: Optional[Tensor] = None,
     prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -463,6 +467,8 @@ def flash_dmattn_func(
             Or int32 [H|Hkv, 2], on query's device: that of each head.
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
             masks.KeyIntervals that was made for another number of rows is refused.
+        row_intervals: (start, end), int32 [B|1, H|Hkv|1, n, Sq], n from 1 to 4: row i sees the keys start <= j < end of
+            each of its n ranges, as far as the other masks say. On the CPU only. Default None.
         document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.
         prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. These two
             and an array of windows become key intervals by masks.rule_intervals; where several calls have the same,
@@ -515,21 +521,23 @@ def flash_dmattn_func(
         softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
     )
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
+    ranges = range_pair(row_intervals)
     tensors = (query, key, value)
     try:
         if num_results < 3 and not torch.compiler.is_compiling():
             wanted = num_results == 2, False
-            result = _native.attend(*tensors, attn_mask, attn_bias, *pair, None, None, sink, settings, *wanted)
+            given = (*tensors, attn_mask, attn_bias, *pair, None, None, sink, *ranges)
+            result = _native.attend(*given, settings, *wanted)
             if result is not None:
                 return result
-        refuse_transforms((*tensors, attn_mask, attn_bias, *pair, sink))
+        refuse_transforms((*tensors, attn_mask, attn_bias, *pair, sink, *ranges))
         if getattr(query, "is_nested", False) and query.layout is torch.jagged and not return_attn_probs:
             from ._nested import attend_jagged
 
-            return attend_jagged(tensors, attn_mask, attn_bias, pair, sink, settings, num_results)
+            return attend_jagged(tensors, attn_mask, attn_bias, pair, sink, ranges, settings, num_results)
         _check_kinds(tensors, 4)
         extents = dense_extents(query.shape, key.shape)
-        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), sink, extents)
+        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), sink, ranges, extents)
         if not return_attn_probs:
             return _attend(inputs, settings, num_results)
         out, lse = _attend(inputs, settings, 2)
@@ -603,6 +611,7 @@ def flash_dmattn_varlen_func(
     attn_bias: Optional[Tensor] = None,
     window_size: Union[Sequence[Optional[int]], Tensor] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    row_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     lse_without_sink: bool = False,
@@ -622,6 +631,7 @@ def flash_dmattn_varlen_func(
         attn_mask, attn_bias: as in flash_dmattn_func with Sq, Sk = max_seqlen_q, max_seqlen_k; indices count from the
             start of each sequence.
         key_intervals: (start, end), int32 [H|Hkv|1, total_k], rows counted from the start of each sequence.
+        row_intervals: (start, end), int32 [H|Hkv|1, n, total_q], keys counted from the start of each sequence.
         softmax_scale, is_causal, softcap, deterministic, window_size, prefix_lengths, sink, lse_without_sink,
             return_lse, return_lse_low: as in flash_dmattn_func.
         scale, others: as in flash_dmattn_func.
@@ -668,7 +678,8 @@ def flash_dmattn_varlen_func(
             kind = f"{each.dtype}, of shape {list(each.shape)}" if isinstance(each, Tensor) else said(each)
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
-    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, settings, num_results)
+    ranges = range_pair(row_intervals)
+    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, ranges, settings, num_results)
 
 
 def attend_packed(
@@ -678,6 +689,7 @@ def attend_packed(
     intervals: Tuple[Any, Any],
     offsets: Tuple[Tensor, Tensor],
     sink: Optional[Tensor],
+    ranges: Tuple[Any, Any],
     settings: Settings,
     num_results: int,
 ) -> Any:
@@ -687,7 +699,7 @@ def attend_packed(
     if 0 in longest and offsets[0].is_cpu and any(getattr(each, "ndim", 4) != 4 for each in (mask, bias)):
         longest = [most or max(each.diff().tolist(), default=0) for most, each in zip(longest, offsets)]
     extents = packed_extents(tensors[0].shape, tensors[1].shape, offsets[0].shape, longest)
-    return _attend(_inputs(tensors, mask, bias, intervals, offsets, sink, extents), settings, num_results)
+    return _attend(_inputs(tensors, mask, bias, intervals, offsets, sink, ranges, extents), settings, num_results)
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
@@ -744,7 +756,7 @@ def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings, device: tor
 def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype) -> Tensor:
     """softmax of the visible scores and the sinks, [B, H, Sq, Sk], computed in `dtype`, returned in q's; 0 where not
     visible."""
-    q, k, _, mask, bias, start, end, _, _, sink = inputs
+    q, k, _, mask, bias, start, end, _, _, sink, *ranges = inputs
     heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
     numbers: Any = settings
     scale, softcap = numbers[SETTING["softmax_scale"]], numbers[SETTING["softcap"]]
@@ -765,6 +777,10 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
         row = torch.arange(seqlen_q, device=q.device)[:, None]
         first, last = (_per_query_head(each, heads)[:, :, None, :] for each in (start, end))
         visible = visible & (first <= row) & (row < last)
+    if ranges[0] is not None:
+        key = torch.arange(seqlen_k, device=q.device)
+        first, last = (_per_query_head(each, heads)[..., None] for each in ranges)  # [B, H, n, Sq, 1]
+        visible = visible & ((first <= key) & (key < last)).any(2)
     scores = scores.masked_fill(~visible, -torch.inf)
     if sink is not None:
         logits = sink.to(dtype).reshape(-1, heads).logsumexp(0)[:, None, None].expand(*scores.shape[:-1], 1)

@@ -33,8 +33,9 @@ int native_options(PyObject *const *setting, PyObject *num_threads, PyObject *fa
 
 /* ((name, argument of the public functions, axes, whether needed, name of the gradient or None), ..) */
 static PyObject *rows(int first, int last) {
-    static const char *const axes[] = {[AXES_TOKENS] = "tokens", [AXES_SCORES] = "scores",   [AXES_KEYS] = "keys",
-                                       [AXES_ROWS] = "rows",     [AXES_OFFSETS] = "offsets", [AXES_HEADS] = "heads"};
+    static const char *const axes[] = {
+        [AXES_TOKENS] = "tokens",   [AXES_SCORES] = "scores", [AXES_KEYS] = "keys",    [AXES_ROWS] = "rows",
+        [AXES_OFFSETS] = "offsets", [AXES_HEADS] = "heads",   [AXES_RANGES] = "ranges"};
     PyObject *list = PyTuple_New(last - first);
     for (int i = first; list && i < last; i++) {
         const struct native_field *field = &native_fields[i];

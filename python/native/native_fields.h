@@ -4,8 +4,8 @@
 #define FLASH_DMATTN_NATIVE_FIELDS_H
 
 /* TOKENS: [B, S, H, D], packed [total, H, D]. SCORES: [B|1, h, Sq|1, Sk|1]. KEYS: [B|1, h, Sk]. ROWS: [B, H, Sq].
- * OFFSETS: [B + 1]. HEADS: [H] or [n, H]. */
-enum native_axes { AXES_TOKENS, AXES_SCORES, AXES_KEYS, AXES_ROWS, AXES_OFFSETS, AXES_HEADS };
+ * OFFSETS: [B + 1]. HEADS: [H] or [n, H]. RANGES: [B|1, h, n, Sq]. */
+enum native_axes { AXES_TOKENS, AXES_SCORES, AXES_KEYS, AXES_ROWS, AXES_OFFSETS, AXES_HEADS, AXES_RANGES };
 enum { OPTIONAL, NEEDED };
 
 /* The tensors that both passes read, in the order of every call: (position, member of fdm_tensors, argument of the
@@ -20,7 +20,9 @@ enum { OPTIONAL, NEEDED };
     PLAIN(ARG_INTERVAL_END, interval_end, "key_intervals end", AXES_KEYS, OPTIONAL)       \
     PLAIN(ARG_CU_SEQLENS_Q, cu_seqlens_q, "cu_seqlens_q", AXES_OFFSETS, OPTIONAL)         \
     PLAIN(ARG_CU_SEQLENS_K, cu_seqlens_k, "cu_seqlens_k", AXES_OFFSETS, OPTIONAL)         \
-    DIFFERENTIABLE(ARG_SINK, sink, "sink", AXES_HEADS, OPTIONAL, ARG_DSINK, dsink)
+    DIFFERENTIABLE(ARG_SINK, sink, "sink", AXES_HEADS, OPTIONAL, ARG_DSINK, dsink)        \
+    PLAIN(ARG_ROW_START, row_start, "row_intervals start", AXES_RANGES, OPTIONAL)         \
+    PLAIN(ARG_ROW_END, row_end, "row_intervals end", AXES_RANGES, OPTIONAL)
 
 /* What the forward writes and the backward reads: the same columns; NEEDED by the backward. */
 #define NATIVE_RESULTS(DIFFERENTIABLE, PLAIN)                                \

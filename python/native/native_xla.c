@@ -42,8 +42,8 @@ static const struct xla_array *find_array(const struct xla_call *call, const cha
 static int axes_of(int position) {
     for (int i = 0; i < NUM_FORWARD; i++)
         if (i == position || native_fields[i].gradient == position) {
-            static const int counts[] = {[AXES_TOKENS] = 4, [AXES_SCORES] = 4,  [AXES_KEYS] = 3,
-                                         [AXES_ROWS] = 3,   [AXES_OFFSETS] = 1, [AXES_HEADS] = 1};
+            static const int counts[] = {[AXES_TOKENS] = 4,  [AXES_SCORES] = 4, [AXES_KEYS] = 3,  [AXES_ROWS] = 3,
+                                         [AXES_OFFSETS] = 1, [AXES_HEADS] = 1,  [AXES_RANGES] = 4};
             return counts[native_fields[i].axes];
         }
     return 0;

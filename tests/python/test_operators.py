@@ -5,7 +5,7 @@ import torch
 from conftest import assert_close, call, random_problem, truth
 from flash_dmattn import _arguments, _fields, flash_dmattn_func, flash_dmattn_varlen_func, masks
 
-NO_EXTRAS = (None,) * 7
+NO_EXTRAS = (None,) * (len(_fields.INPUTS) - 3)
 SETTINGS = (0, 0, None, True, 0.0, -1, -1, False, False)
 
 
@@ -53,7 +53,7 @@ def test_opcheck_forward_packed():
     q, k, v = (tensor[0] for tensor in inputs())
     cu_q, cu_k = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([0, 5, 7], dtype=torch.int32)
     settings = (4, 5, *SETTINGS[2:])
-    torch.library.opcheck(torch.ops.flash_dmattn.forward.default, (q, k, v, *NO_EXTRAS[:4], cu_q, cu_k, None, *settings))
+    torch.library.opcheck(torch.ops.flash_dmattn.forward.default, (q, k, v, *NO_EXTRAS[:4], cu_q, cu_k, *NO_EXTRAS[6:], *settings))
 
 
 def test_opcheck_backward():

@@ -27,6 +27,8 @@ class Operands(NamedTuple):
     cu_seqlens_q: Optional[Tensor] = None
     cu_seqlens_k: Optional[Tensor] = None
     sink: Optional[Tensor] = None
+    row_start: Optional[Tensor] = None
+    row_end: Optional[Tensor] = None
 
 
 assert Operands._fields == tuple(field.name for field in INPUTS)
