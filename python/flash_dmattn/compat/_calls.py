@@ -33,6 +33,21 @@ def window_of(window_size: Any) -> _rules.Window:
     return None if left is None or left < 0 else left, None if right is None or right < 0 else right
 
 
+_NOTHING: Dict[Any, Tensor] = {}
+
+
+def nothing(q: Tensor) -> Tensor:
+    """A tensor without elements, of q's dtype: what flash-attn gives for the probabilities. One is kept of each kind."""
+    if torch.compiler.is_compiling():
+        return q.new_empty(0)
+    kind = q.dtype, q.device
+    kept = _NOTHING.get(kind)
+    if kept is None:
+        with torch.inference_mode(False):
+            kept = _NOTHING[kind] = torch.empty(0, dtype=kind[0], device=kind[1])
+    return kept
+
+
 def rows_contiguous(tensor: Tensor) -> Tensor:
     """With a contiguous last axis, as flash-attn makes them."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

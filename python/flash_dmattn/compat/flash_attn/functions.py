@@ -69,7 +69,7 @@ def flash_attn_func(
             deterministic=deterministic, alibi_slopes=alibi_slopes, sink=s_aux, used=(None, seqused_k),
             attn_mask=attn_mask, attn_bias=attn_bias, key_intervals=key_intervals, return_lse=return_attn_probs,
         )  # fmt: skip
-    return (*results, q.new_empty(0)) if return_attn_probs else results
+    return (*results, _calls.nothing(q)) if return_attn_probs else results
 
 
 def flash_attn_varlen_func(
@@ -115,7 +115,7 @@ def flash_attn_varlen_func(
             deterministic=deterministic, alibi_slopes=alibi_slopes, sink=s_aux, used=(None, seqused_k),
             attn_mask=attn_mask, attn_bias=attn_bias, key_intervals=key_intervals, return_lse=return_attn_probs,
         )  # fmt: skip
-    return (*results, q.new_empty(0)) if return_attn_probs else results
+    return (*results, _calls.nothing(q)) if return_attn_probs else results
 
 
 def flash_attn_qkvpacked_func(
