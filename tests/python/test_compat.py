@@ -1,7 +1,9 @@
 """test_compat.py: flash-attn's names: parameters, values against the float64 truth, gradients, refusals, compilation."""
 
+import functools
 import inspect
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from conftest import assert_close, truth
 from flash_dmattn import flash_dmattn_func
 from flash_dmattn.compat import flash_attn, flash_attn_cute, flash_attn_interface
 from flash_dmattn.compat.flash_attn import functions as fa2
+from flash_dmattn.compat.varlen import varlen_attn
 
 # ---- parameters: flash-attn 2.8.4, its version 3 and 4, as their sources have them ------------------------------------
 
@@ -621,8 +624,8 @@ def test_functions_of_the_extension():
 USED = torch.tensor([3, 3], dtype=torch.int32)
 REFUSED = {
     "dropout_p is 0.1, but flash_dmattn has no dropout yet": lambda q, k, v: flash_attn.flash_attn_func(q, k, v, 0.1),
-    "block_table is given, but flash_dmattn takes pages in flash_attn_with_kvcache alone": lambda q, k, v: flash_attn.flash_attn_varlen_func(
-        q, k, v, USED, USED, 3, 3, block_table=USED
+    "alibi_slopes is given beside a table of pages": lambda q, k, v: flash_attn.flash_attn_varlen_func(
+        q, k, v, USED, USED, 3, 3, alibi_slopes=torch.rand(4), block_table=USED
     ),
     "q_descale is given, but flash_dmattn has no float8": lambda q, k, v: flash_attn_interface.flash_attn_func(
         q, k, v, q_descale=torch.ones(2, 2)
@@ -636,7 +639,13 @@ REFUSED = {
     "block_sparse_tensors is given": lambda q, k, v: flash_attn_cute.flash_attn_func(q, k, v, block_sparse_tensors=q),
     "aux_tensors is given": lambda q, k, v: flash_attn_cute.flash_attn_varlen_func(q, k, v, aux_tensors=[q]),
     "gather_kv_indices is given": lambda q, k, v: flash_attn_cute.flash_attn_func(q, k, v, gather_kv_indices=q),
-    "page_table is given": lambda q, k, v: flash_attn_cute.flash_attn_varlen_func(q, k, v, page_table=USED),
+    "page_table is given": lambda q, k, v: flash_attn_interface._flash_attn_forward(q, k, v, page_table=USED),
+    "seqused_q is given beside a table of pages": lambda q, k, v: flash_attn_cute.flash_attn_varlen_func(
+        q, k, v, seqused_q=USED, page_table=USED
+    ),
+    "its bounds must be None or from 0": lambda q, k, v: flash_attn_cute.flash_attn_varlen_func(
+        q, k, v, window_size=(-2, None), page_table=USED
+    ),
     "k_new is given": lambda q, k, v: flash_attn_interface._flash_attn_forward(q, k, v, k),
     "alibi_slopes is given, but flash_dmattn does not take it beside a key-value cache": lambda q, k, v: (
         flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=USED, alibi_slopes=torch.rand(4))
@@ -740,6 +749,55 @@ def test_one_length_of_all_sequences_and_no_rows_without_keys():
     for module, empty in ((flash_attn, torch.inf), (flash_attn_interface, -torch.inf)):
         out, lse = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=0, return_softmax_lse=True)
         assert not out.any() and (lse == empty).all()
+
+
+IN_PAGES, OF_THEM = (7, 0, 21), (3, 2, 4)
+
+
+def pages_of(full, size=4):
+    """Packed keys as pages of NaN but for them, in falling order, and the table."""
+    table, pages, first = torch.full((3, 7), 99, dtype=torch.int32), torch.full((9, size, *full.shape[1:]), torch.nan), 0
+    free = list(range(9))
+    for b, length in enumerate(IN_PAGES):
+        for column in range(-(-length // size)):
+            page = table[b, column] = free.pop()
+            part = full[first + column * size : min(first + (column + 1) * size, first + length)]
+            pages[page, : len(part)] = part
+        first += length
+    return pages, table
+
+
+@pytest.mark.parametrize("version", [2, 4, "torch"])
+@pytest.mark.parametrize("given", ["offsets", "lengths"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (3, 1)}, {"softcap": 2.0}, {"sink": True}], ids=str)
+def test_packed_functions_take_pages(version, given, options):
+    """What the packed keys themselves give; one sequence has none."""
+    torch.manual_seed(1)
+    q, k, v = torch.randn(9, 4, 16), torch.randn(28, 2, 16), torch.randn(28, 2, 16)
+    offsets = [torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32) for counts in (OF_THEM, IN_PAGES)]
+    pages, table = zip(*(pages_of(each) for each in (k, v)))
+    options, used = dict(options), torch.tensor(IN_PAGES, dtype=torch.int32) if given == "lengths" else None
+    sink = torch.randn(4) if options.pop("sink", False) else None
+    if version == "torch":
+        if options.pop("causal", False):
+            options["window_size"] = (-1, 0)
+        if sink is not None or "softcap" in options:
+            pytest.skip("PyTorch's function has neither")
+        call = functools.partial(varlen_attn, enable_gqa=True, return_aux=SimpleNamespace(lse=True), **options)
+        want = call(q, k, v, *offsets, 4, 21)
+        have = call(q, *pages, offsets[0], None if used is not None else offsets[1], 4, 21, seqused_k=used, block_table=table[0])
+    elif version == 2:
+        call = functools.partial(flash_attn.flash_attn_varlen_func, return_attn_probs=True, s_aux=sink, **options)
+        want = call(q, k, v, *offsets, 4, 21)[:2]
+        have = call(q, *pages, *offsets, 4, 21, seqused_k=used, block_table=table[0])[:2]
+    else:
+        call = functools.partial(flash_attn_cute.flash_attn_varlen_func, return_lse=True, learnable_sink=sink, **options)
+        want = call(q, k, v, cu_seqlens_q=offsets[0], cu_seqlens_k=offsets[1], max_seqlen_q=4, max_seqlen_k=21)
+        known = {"cu_seqlens_k": offsets[1]} if used is None else {"seqused_k": used}
+        have = call(q, *pages, cu_seqlens_q=offsets[0], max_seqlen_q=4, page_table=table[0], **known)
+    for one, other in zip(have, want):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5)
+    assert torch.isinf(have[1][:, 3:5]).all() or sink is not None
 
 
 # ---- compilation -----------------------------------------------------------------------------------------------------

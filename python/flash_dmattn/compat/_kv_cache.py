@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import flash_dmattn_with_kvcache_func
 from .._arguments import integer_of, said
 from ._refusals import InvalidArgument, Unsupported, again
-from ._rules import Window
+from ._rules import Packing, Window
 
 
 def attend_to_cache(
@@ -32,7 +32,7 @@ def attend_to_cache(
         raise InvalidArgument("rotary_cos is given without k: only a call with new keys turns them")
     if any(getattr(each, "requires_grad", False) for each in (q, k_cache, v_cache, k, v)):
         raise Unsupported(
-            "a tensor of flash_attn_with_kvcache requires a gradient, but cache calls are forward only: use "
+            "a tensor of a call on a key-value cache requires a gradient, but cache calls are forward only: use "
             "flash_attn_varlen_func on packed tensors"
         )
     given = {"qv": qv, "alibi_slopes": alibi_slopes, "attention_chunk": attention_chunk or None}
@@ -58,3 +58,22 @@ def attend_to_cache(
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise again(error) from error
+
+
+def attend_to_pages(
+    q: Any, k: Any, v: Any, table: Any, packing: Optional[Packing], used: Any, *, window: Window, causal: bool,
+    softmax_scale: Optional[float], softcap: float, sink: Any, return_lse: bool, **others: Any,
+) -> Any:  # fmt: skip
+    """A function of packed tensors whose k and v are pages [P, page size, Hkv, D and Dv]. Lengths are those of `used`,
+    int32 [B], else of the packing's keys. out, or (out, lse), lse +inf in rows without keys."""
+    for name, value in others.items():
+        if value is not None:
+            raise Unsupported(f"{name} is given beside a table of pages, which flash_dmattn does not take together yet")
+    if used is None and packing is not None and packing[1] is not None:
+        used = packing[1].diff()
+    offsets, longest = (None, 0) if packing is None else (packing[0], packing[2])
+    return attend_to_cache(
+        q, k, v, k=None, v=None, cache_seqlens=used, window=window, causal=causal, rotary_cos=None, rotary_sin=None,
+        cu_seqlens_q=offsets, max_seqlen_q=longest, block_table=table, softmax_scale=softmax_scale, softcap=softcap,
+        sink=sink, return_lse=return_lse,
+    )  # fmt: skip

@@ -38,7 +38,7 @@ def no_fp8(name: str) -> NoReturn:
 
 def no_table(name: str) -> NoReturn:
     raise Unsupported(
-        f"{name} is given, but flash_dmattn takes pages in flash_attn_with_kvcache alone: pass packed k and v, and None"
+        f"{name} is given, but flash_dmattn takes it in flash_attn_with_kvcache alone: pass packed k and v, and None"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import _calls, _refusals
+from . import _calls, _kv_cache, _refusals
 from ._combine import combine
 from ._rules import Packing
 from .flash_attn_interface import empty_rows, joined
@@ -149,7 +149,19 @@ def flash_attn_varlen_func(
     _refuse(score_mod=score_mod, mask_mod=mask_mod, gather_kv_indices=gather_kv_indices)
     _refuse(block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
     if page_table is not None:
-        _refusals.no_table("page_table")
+        for bound in window_size:
+            if bound is not None and bound < 0:
+                raise _refusals.Unsupported(f"window_size is {window_size} beside page_table; its bounds must be None or from 0")
+        pages: Any = None if cu_seqlens_q is None else (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q or 0), 0)
+        if cu_seqlens_q is None and cu_seqlens_k is not None and seqused_k is None:
+            seqused_k = cu_seqlens_k.diff()
+        results = _kv_cache.attend_to_pages(
+            q, k, v, page_table, pages, seqused_k, window=window_size, causal=causal, softmax_scale=softmax_scale,
+            softcap=softcap, sink=learnable_sink, return_lse=return_lse, qv=qv, seqused_q=seqused_q,
+        )  # fmt: skip
+        if not return_lse:
+            return results, None
+        return results[0], results[1] if learnable_sink is not None else empty_rows(results[1], 1)
     options = dict(
         causal=causal, softcap=softcap, deterministic=deterministic, sink=learnable_sink, used=(seqused_q, seqused_k)
     )

@@ -6,7 +6,7 @@ from typing import Any, Optional, Tuple, Union
 
 from torch import Tensor
 
-from . import _calls, _refusals
+from . import _calls, _kv_cache, _refusals
 
 __all__ = ["varlen_attn"]
 
@@ -40,7 +40,8 @@ def varlen_attn(
         window_size: (left, right), -1 = unbounded; (-1, 0) is causal, aligned to the end of each sequence.
         enable_gqa: key and value may have fewer heads, of which each serves H / Hkv heads of query. Default False.
         seqused_k: int32 [B]: keys of each sequence that count; default None = all.
-        block_table: must be None, the default: there is no paged cache yet.
+        block_table: int32 or int64 [B, columns]: key and value are pages [P, page size, Hkv, D and Dv], on the CPU and
+            without gradients; key j of a sequence is row j % page size of the page in column j // page size. Default None.
         num_splits: changes nothing here; default None.
 
     Returns:
@@ -48,7 +49,8 @@ def varlen_attn(
 
     Raises:
         ValueError, TypeError: an argument is wrong.
-        NotImplementedError: block_table is given, or no kernel of the tensors' device takes the problem.
+        NotImplementedError: no kernel of the tensors' device takes the problem, or block_table is given elsewhere than
+            on the CPU.
 
     Examples:
         >>> import torch
@@ -57,16 +59,20 @@ def varlen_attn(
         >>> varlen_attn(x, x, x, cu_seq, cu_seq, 3, 3, window_size=(-1, 0)).shape
         torch.Size([5, 2, 8])
     """
-    if block_table is not None:
-        _refusals.no_table("block_table")
-    if cu_seq_k is None:
+    if cu_seq_k is None and (block_table is None or seqused_k is None):
         raise _refusals.InvalidArgument("cu_seq_k is None: say where each sequence of key begins, int32 [batch + 1]")
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+    if not enable_gqa and query.shape[1] != key.shape[-2]:
         raise _refusals.InvalidArgument(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}: write enable_gqa=True where they share them"
+            f"query has {query.shape[1]} heads and key {key.shape[-2]}: write enable_gqa=True where they share them"
         )
     return_lse = return_aux is not None and bool(return_aux.lse)
-    packing, window = (cu_seq_q, cu_seq_k, int(max_q), int(max_k)), _calls.window_of(window_size)
+    packing: Any = (cu_seq_q, cu_seq_k, int(max_q), int(max_k))
+    window = _calls.window_of(window_size)
+    if block_table is not None:
+        return _kv_cache.attend_to_pages(  # type: ignore[no-any-return]
+            query, key, value, block_table, packing, seqused_k, window=window, causal=False, softmax_scale=scale,
+            softcap=0.0, sink=None, return_lse=return_lse,
+        )  # fmt: skip
     if seqused_k is None:
         result = _calls.plain(query, key, value, packing, None, scale, False, window, 0.0, False, return_lse)
         if result is not None:

@@ -97,15 +97,20 @@ def flash_attn_varlen_func(
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
 ) -> Any:
     """out [total_q, H, Dv] of packed q [total_q, H, D], k [total_k, Hkv, D] and v [total_k, Hkv, Dv]; with
-    return_attn_probs also lse [H, total_q] and a tensor without elements."""
+    return_attn_probs also lse [H, total_q] and a tensor without elements. With block_table, int32 [B, columns], k and v are
+    pages [P, page size, Hkv, D and Dv]."""
     if dropout_p:
         _refusals.no_dropout(dropout_p)
-    if block_table is not None:
-        _refusals.no_table("block_table")
     packing = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
     window = _calls.window_of(window_size)
     results = None
-    if key_intervals is None and alibi_slopes is attn_mask is attn_bias is seqused_k is None:
+    if block_table is not None:
+        results = _kv_cache.attend_to_pages(
+            q, k, v, block_table, packing, seqused_k, window=window, causal=causal, softmax_scale=softmax_scale,
+            softcap=softcap, sink=s_aux, return_lse=return_attn_probs, alibi_slopes=alibi_slopes, attn_mask=attn_mask,
+            attn_bias=attn_bias, key_intervals=key_intervals,
+        )  # fmt: skip
+    elif key_intervals is None and alibi_slopes is attn_mask is attn_bias is seqused_k is None:
         results = _calls.plain(
             q, k, v, packing, s_aux, softmax_scale, causal, window, softcap, deterministic, return_attn_probs
         )
