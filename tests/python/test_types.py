@@ -10,7 +10,9 @@ import pathlib
 import typed_usage
 from flash_dmattn import _native
 
-NAMES = ("masks", "jax", "integrations.transformers", "integrations.doge")
+NAMES = (
+    "masks", "jax", "integrations.transformers", "integrations.doge", "compat", "compat.varlen", "context_parallel"
+)  # fmt: skip
 MODULES = ("flash_dmattn", *(f"flash_dmattn.{name}" for name in NAMES))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, Union
 
 import numpy
 import torch
@@ -122,6 +122,74 @@ def transformers_functions() -> None:
     assert any(isinstance(each, DogeIntervalAttention) for each in model.modules())
 
 
+def engine_functions() -> None:
+    """What entry points name; an engine calls them where it is installed."""
+    from flash_dmattn.integrations import register_sglang, register_vllm
+
+    for register in (register_sglang, register_vllm):
+        try:
+            assert_type(register(), None)
+        except ImportError:
+            pass
+
+
+def names_of_flash_attn() -> None:
+    from flash_dmattn.compat import flash_attn, flash_attn_cute, flash_attn_interface, install, uninstall
+    from flash_dmattn.compat.varlen import varlen_attn
+
+    q, k, v = torch.randn(3, 1, 6, 2, 8).unbind()
+    offsets, length = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+    packed = q[0], k[0], v[0], offsets, offsets, 4, 4
+    flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(2, 0), return_attn_probs=True)
+    flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), alibi_slopes=torch.rand(2))
+    flash_attn.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2))
+    flash_attn.flash_attn_varlen_func(*packed, causal=True)
+    flash_attn.flash_attn_varlen_kvpacked_func(q[0], torch.stack([k[0], v[0]], 1), offsets, offsets, 4, 4)
+    flash_attn.flash_attn_varlen_qkvpacked_func(torch.stack(packed[:3], 1), offsets, 4)
+    flash_attn.flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=length)
+    assert flash_attn.flash_attn_interface.flash_attn_func is flash_attn.flash_attn_func
+    flash_attn_interface.flash_attn_func(q, k, v, attention_chunk=4)
+    flash_attn_interface.flash_attn_qkvpacked_func(torch.stack([q, k, v], 2))
+    flash_attn_interface.flash_attn_varlen_func(*packed)
+    flash_attn_interface.flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=length, num_splits=0)
+    flash_attn_interface.get_scheduler_metadata(1, 1, 6, 2, 2, 8, length)
+    flash_attn_interface.flash_attn_combine(torch.randn(2, 1, 6, 2, 8), torch.randn(2, 1, 6, 2))
+    assert_type(flash_attn_cute.flash_attn_func(q, k, v, return_lse=True), Tuple[Tensor, Optional[Tensor]])
+    assert_type(
+        flash_attn_cute.flash_attn_varlen_func(q[0], k[0], v[0], cu_seqlens_q=offsets, cu_seqlens_k=offsets),
+        Tuple[Tensor, Optional[Tensor]],
+    )
+    parts = torch.randn(2, 6, 2, 8), torch.randn(2, 6, 2)
+    assert_type(flash_attn_cute.flash_attn_combine(*parts), Tuple[Tensor, Optional[Tensor]])
+    assert_type(varlen_attn(*packed, window_size=(-1, 0)), Union[Tensor, Tuple[Tensor, Tensor]])
+    install((2, 3), replace=True)
+    uninstall()
+
+
+def ranks() -> None:
+    import torch.distributed as dist
+    from flash_dmattn.context_parallel import ContextParallel, Layout, Mask, RemoteError
+
+    layout = Layout.balanced([Mask(is_causal=True)], 1, total=256)
+    assert_type(layout.imbalance(Mask(window_size=(64, 0))), float)
+    store: Any = getattr(dist, "HashStore")()  # which type checkers do not see
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        group = ContextParallel(layout)
+        q = torch.randn(1, 256, 2, 8)
+        assert_type(layout.shard(q, 1, 0), Tensor)
+        out: Tensor = group.flash_dmattn_func(q, q, q, is_causal=True)
+        assert_type(layout.unshard(out, 1), Tensor)
+        assert_type(group.positions(), Tensor)
+        offsets = torch.tensor([0, 100, 256], dtype=torch.int32)
+        group.flash_dmattn_varlen_func(q[0], q[0], q[0], offsets, offsets, is_causal=True)
+        assert group.explain()["rows"] == [256]
+    except RemoteError:  # another rank's error
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
 def tuning() -> None:
     shape = (1, 16, 1, 8)
     found = tune(shape, shape, dtype="float32", device="cpu", seconds=0.01, keep=False)
@@ -138,6 +206,9 @@ def main() -> None:
     cache_functions()
     jax_functions()
     transformers_functions()
+    engine_functions()
+    names_of_flash_attn()
+    ranks()
     tuning()
     assert bench.main(["--root", "no/such/folder"]) == 2
     if torch.cuda.is_available():
