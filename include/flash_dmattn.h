@@ -907,6 +907,7 @@ typedef struct fdm_softmax_options {
     double scale;          /* finite; 0 counts as the smallest positive number, so that -inf stays hidden */
     const char *kernel;    /* force one kernel by name; NULL = chosen */
     void *stream;          /* of fdm_softmax(); NULL = the legacy default stream */
+    int64_t tune;          /* fdm_tune_wish, of fdm_softmax(); a call that forces a kernel looks at no kept choice */
 } fdm_softmax_options;
 /* scale 1, softmax, chosen. */
 static inline fdm_softmax_options fdm_softmax_options_default(void) {
@@ -946,6 +947,13 @@ FDM_API fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_s
 /* The three in one call. allocator: device memory, where the plan needs a workspace; NULL where it does not. */
 FDM_API fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
                                const fdm_allocator *allocator);
+/* The variant-th way (from 0) in which a kernel can run the problem; FDM_ERROR_INVALID_ARGUMENT past the last. */
+FDM_API fdm_status fdm_plan_softmax_variant(const fdm_device *device, const fdm_softmax_problem *problem,
+                                            const char *kernel, int32_t variant, fdm_softmax_plan *plan);
+/* fdm_tune() of a softmax. */
+FDM_API fdm_status fdm_tune_softmax(const fdm_device *device, const fdm_softmax_problem *problem,
+                                    const fdm_tune_options *options, fdm_tune_row *rows, int32_t size,
+                                    fdm_tune_result *result);
 /* Compiles or loads the plan's kernels now, so that no later call does. */
 FDM_API fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan);
 /* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
@@ -974,6 +982,7 @@ typedef struct fdm_gemm_options {
     double alpha, beta;         /* finite */
     const char *kernel;         /* force one kernel by name; NULL = chosen */
     void *stream;               /* of fdm_gemm(); NULL = the legacy default stream */
+    int64_t tune;               /* fdm_tune_wish, of fdm_gemm(); a call that forces a kernel looks at no kept choice */
 } fdm_gemm_options;
 /* alpha 1, beta 0, sums in float32, chosen. */
 static inline fdm_gemm_options fdm_gemm_options_default(void) {
@@ -1012,6 +1021,13 @@ FDM_API fdm_status fdm_execute_gemm(const fdm_gemm_plan *plan, const fdm_gemm_te
 /* The three in one call. allocator: device memory, where the plan needs a workspace; NULL where it does not. */
 FDM_API fdm_status fdm_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options,
                             const fdm_allocator *allocator);
+/* The variant-th way (from 0) in which a kernel can run the problem; FDM_ERROR_INVALID_ARGUMENT past the last. */
+FDM_API fdm_status fdm_plan_gemm_variant(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
+                                         int32_t variant, fdm_gemm_plan *plan);
+/* fdm_tune() of a product. */
+FDM_API fdm_status fdm_tune_gemm(const fdm_device *device, const fdm_gemm_problem *problem,
+                                 const fdm_tune_options *options, fdm_tune_row *rows, int32_t size,
+                                 fdm_tune_result *result);
 /* Compiles or loads the plan's kernels now, so that no later call does. */
 FDM_API fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan);
 /* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */

@@ -35,10 +35,10 @@ MAY_INCLUDE = {
     "families/blackwell": {"base", "cuda", "problem", "device", "contract", "families", "gpu"},
     "families/hopper": {"base", "cuda", "problem", "device", "contract", "families", "gpu"},
     "families/mma": {"base", "cuda", "problem", "device", "contract", "families", "gpu"},
-    "companions": {"base", "cuda", "problem", "device"},
+    "companions": {"base", "cuda", "problem", "device", "tuning"},
     "tuning": {"base", "cuda", "device", "system"},
     "plan": {"base", "cuda", "problem", "device", "contract", "families", "tuning"},
-    "tuner": {"base", "cuda", "system", "device", "problem", "contract", "plan", "tuning"},
+    "tuner": {"base", "cuda", "system", "device", "problem", "contract", "plan", "tuning", "companions"},
     "parallel": {"base", "cuda", "system", "device", "problem"},
     ".": {"base", "cuda", "problem", "device", "contract", "gpu", "plan", "tuner", "tuning"},
 }

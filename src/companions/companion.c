@@ -65,6 +65,21 @@ fdm_status companion_choose(const struct companion_operation *operation, const f
     return error_set(FDM_ERROR_UNSUPPORTED, "no kernel of %s takes the problem: %s", operation->name, reasons);
 }
 
+fdm_status companion_variant(const struct companion_operation *operation, const fdm_device *device, const void *problem,
+                             const char *kernel, int32_t number, struct fdm_companion_choice *choice) {
+    const fdm_status status = companion_choose(operation, device, problem, kernel, choice);
+    if (status || number == 0)
+        return status;
+    const struct companion_kernel *k = &operation->kernels[choice->kernel_index];
+    struct fdm_companion_choice other = *choice;
+    memset(other.parameters, 0, sizeof other.parameters);
+    other.shared_bytes = other.workspace_bytes = 0;
+    if (number < 0 || !k->variant || !k->variant(device, problem, number, &other))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no variant %d for this problem", kernel, number);
+    *choice = other;
+    return FDM_OK;
+}
+
 fdm_status companion_kernel_at(const struct companion_operation *operation, int32_t index, const char **name,
                                const char **description) {
     if (index < 0 || index >= operation->num_kernels)

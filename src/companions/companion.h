@@ -21,16 +21,42 @@ struct companion_kernel {
     /* What the kernel's constants, grid and workspace come from: everything of the choice but index, name and reasons.
      * The index is there already. */
     void (*fill)(const fdm_device *device, const void *problem, struct fdm_companion_choice *choice);
+    /* The number-th way from 0, which is fill()'s; 0 past the last. NULL: fill()'s alone. */
+    int (*variant)(const fdm_device *device, const void *problem, int32_t number, struct fdm_companion_choice *choice);
 };
+enum { COMPANION_PROBLEM_BYTES = 192, COMPANION_CLASS_BYTES = 256 };
 struct companion_operation {
     const char *name;
     int32_t num_kernels;
     const struct companion_kernel *kernels;
+    size_t problem_bytes;
+    /* The words of the class that one measured choice stands for. */
+    void (*name_class)(const void *problem, char text[COMPANION_CLASS_BYTES]);
 };
 
 /* kernel: a name to force, NULL = chosen. FDM_ERROR_UNSUPPORTED with every reason when none takes the problem. */
 fdm_status companion_choose(const struct companion_operation *operation, const fdm_device *device, const void *problem,
                             const char *kernel, struct fdm_companion_choice *choice);
+
+/* The number-th way of a kernel. FDM_ERROR_UNSUPPORTED: it takes no such problem; FDM_ERROR_INVALID_ARGUMENT: it has no
+ * such kernel or way. */
+fdm_status companion_variant(const struct companion_operation *operation, const fdm_device *device, const void *problem,
+                             const char *kernel, int32_t number, struct fdm_companion_choice *choice);
+
+/* ---- companion_kept.c ---- */
+
+/* companion_choose(), or the choice that was kept for the problem's class, where `tune`, of a call's options, lets it;
+ * *measures: 1 where the call may measure its class. Made again only where it can differ from the thread's last of the
+ * operation. */
+fdm_status companion_plan(const struct companion_operation *operation, const fdm_device *device, const void *problem,
+                          const char *kernel, int64_t tune, struct fdm_companion_choice *choice, int *measures);
+/* The key of a problem's class in the store. */
+fdm_status companion_key(const struct companion_operation *operation, const fdm_device *device, const void *problem,
+                         char *key);
+/* Measures a class at its first call, where nothing is known of it: 1 where it did. The tuner, which stands above,
+ * provides it. */
+int companion_measure_first(const struct companion_operation *operation, const fdm_device *device, const void *problem,
+                            void *stream);
 
 /* Name and description of the index-th kernel; an error past the last. */
 fdm_status companion_kernel_at(const struct companion_operation *operation, int32_t index, const char **name,

@@ -13,6 +13,7 @@
 #include "device/threads.h"
 #include "families/families.h"
 #include "tuning/store.h"
+#include "tuning/wish.h"
 
 const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room) {
     plan = STRUCT_READ(fdm_plan, plan, room);
@@ -80,7 +81,7 @@ struct wishes {
     int kernel_is_set;           /* by FLASH_DMATTN_KERNEL */
     int32_t num_threads;
     enum scheduler scheduler;
-    int tune; /* of plan_tune_wish() */
+    int tune; /* of tuning_wish() */
 };
 
 static fdm_status scheduler_wish(enum scheduler *scheduler) {
@@ -122,8 +123,10 @@ static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, con
     if (!wishes.kernel && !wishes.family)
         wishes.kernel_is_set = (wishes.kernel = setting_get(SETTING_KERNEL)) != NULL;
     if (!status)
-        status = plan_tune_wish(problem, options, wishes.kernel || wishes.family || wishes.scheduler != SCHEDULER_ANY,
-                                &wishes.tune);
+        status =
+            tuning_wish(options ? options->tune : FDM_TUNE_DEFAULT,
+                        wishes.kernel || wishes.family || wishes.scheduler != SCHEDULER_ANY || problem->deterministic,
+                        &wishes.tune);
     if (!status && device_type == FDM_CPU) {
         int32_t most;
         status = thread_wish(options, &most);
@@ -228,7 +231,7 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
 /* The rules' plan, or that of a kept choice. */
 static fdm_status choose_or_keep(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                                  fdm_plan *plan) {
-    fdm_status status = plan_check_older_names();
+    fdm_status status = tuning_check_older_names();
     if (!status)
         status = choose(device, problem, wishes, plan);
     if (!status && wishes->tune && device->present)

@@ -12,12 +12,6 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
 /* The same by rules alone, whatever was kept. */
 fdm_status plan_by_rules(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                          fdm_plan *plan);
-/* Whether a call with these options may take a choice that was kept (1), may measure one besides (2), or is to take
- * that of the rules (0), as where a kernel, family or scheduler is forced. An error where a variable of the environment
- * is not allowed. */
-fdm_status plan_tune_wish(const fdm_problem *problem, const fdm_options *options, int forced, int *wish);
-/* An error where a variable of older versions is set. */
-fdm_status plan_check_older_names(void);
 /* A kernel's plan of this choice code, as fdm_plan_variant() gives it. */
 fdm_status plan_of_choice(const fdm_device *device, const fdm_problem *problem, const char *kernel, const char *choice,
                           int32_t num_threads, fdm_plan *plan);

@@ -40,7 +40,7 @@ static void fill_best(const struct tuner *t, int32_t best, struct tuning_entry *
 
 int32_t tune_keep(const struct tuner *t, const fdm_device *device, int32_t best) {
     struct tuning_entry entry = {.date = (int64_t)time(NULL), .rule = choice_of(&t->candidates[0].row)};
-    if (tuning_key(device, t->data.problem, t->candidates[0].plan.num_threads, entry.key) ||
+    if (t->operation->key(device, t->problem, t->candidates[0].row.num_threads, entry.key) ||
         tuning_maker(device, entry.maker))
         return 0;
     fill_best(t, best, &entry);

@@ -132,13 +132,22 @@ void tune_data_release(struct tune_data *data) {
     memset(data->memory, 0, sizeof data->memory);
 }
 
-fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
-    fdm_tensor *view[TUNE_ROLES];
+static void move_to(struct tune_data *data, int64_t number) {
     char *at = (char *)data->places + (size_t)(number % data->num_places) * data->place_bytes;
     for (int i = 0; i < TUNE_ROTATING; i++) {
         data->views[i].data = at;
         at += aligned(data->bytes[i]);
     }
+}
+
+fdm_tensor *tune_data_tensor(struct tune_data *data, enum tune_role role, int64_t number) {
+    move_to(data, number);
+    return data->views[role].ndim ? &data->views[role] : NULL;
+}
+
+fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
+    fdm_tensor *view[TUNE_ROLES];
+    move_to(data, number);
     for (int i = 0; i < TUNE_ROLES; i++)
         view[i] = data->views[i].ndim ? &data->views[i] : NULL;
     return (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
@@ -292,5 +301,35 @@ fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, 
         status = problem->varlen ? fill_window(data, window) : fill_topk(data, window);
     if (!status && problem->pass == FDM_BACKWARD)
         status = run_forward(device, data);
+    return status ? status : fdm_synchronize(device->id);
+}
+
+static void exchange(int64_t *axes, int32_t ndim) {
+    const int64_t last = axes[ndim - 1];
+    axes[ndim - 1] = axes[ndim - 2];
+    axes[ndim - 2] = last;
+}
+
+fdm_status tune_data_make_of(const fdm_device *device, const struct tune_operand *operands, int32_t count,
+                             struct tune_data *data) {
+    static const fdm_problem forward = {.pass = FDM_FORWARD};
+    *data = (struct tune_data){.problem = &forward, .device = device->id};
+    for (int32_t i = 0; i < count; i++) {
+        const struct tune_operand *o = &operands[i];
+        int64_t shape[3] = {o->shape[0], o->shape[1], o->shape[2]};
+        if (o->columns_contiguous)
+            exchange(shape, o->ndim);
+        set_shape(data, o->role, o->dtype, o->ndim, shape);
+        if (o->columns_contiguous) {
+            exchange(data->shapes[o->role], o->ndim);
+            exchange(data->strides[o->role], o->ndim);
+        }
+    }
+    fdm_status status = allocate(data, device);
+    if (!status)
+        status = tune_pattern_fill(device->id, data->places, data->place_bytes * (size_t)data->num_places,
+                                   operands[0].dtype);
+    if (!status && data->memory[TUNE_MASK])
+        status = tune_pattern_fill(device->id, data->memory[TUNE_MASK], data->bytes[TUNE_MASK], FDM_BOOL);
     return status ? status : fdm_synchronize(device->id);
 }

@@ -48,6 +48,20 @@ struct tune_data {
 fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, int64_t window, struct tune_data *data);
 void tune_data_release(struct tune_data *data);
 
+/* The same of an operation that is no attention: named operands of up to three axes, of which those of rotating roles
+ * and a mask are random inputs, and that of TUNE_OUT is the output. */
+struct tune_operand {
+    enum tune_role role;
+    fdm_dtype dtype;
+    int32_t ndim;
+    int64_t shape[3];
+    int32_t columns_contiguous; /* 1: the last two axes change places in memory */
+};
+fdm_status tune_data_make_of(const fdm_device *device, const struct tune_operand *operands, int32_t count,
+                             struct tune_data *data);
+/* The tensor of a role in the number-th call, NULL: there is none. */
+fdm_tensor *tune_data_tensor(struct tune_data *data, enum tune_role role, int64_t number);
+
 /* The tensors of the number-th call. The views belong to `data` and change with the next call of this function. */
 fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number);
 

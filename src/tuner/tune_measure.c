@@ -14,9 +14,8 @@ enum { CALLS_MAX = 200, FEW = 5, FINALISTS = 3 };
 /* ---- one candidate ---- */
 
 static fdm_status run_once(struct tuner *t, const struct tune_candidate *c) {
-    const fdm_tensors tensors = tune_data_tensors(&t->data, t->num_calls++);
-    const fdm_launch launch = {.struct_bytes = sizeof launch, .stream = t->options->stream};
-    return fdm_execute(&c->plan, &tensors, t->workspace, (size_t)c->plan.workspace_bytes, &launch);
+    return t->operation->run(&c->plan, &t->data, t->num_calls++, t->workspace, (size_t)c->workspace_bytes,
+                             t->options->stream);
 }
 
 /* Mean seconds of a call of c->calls one after the other. */
@@ -63,17 +62,6 @@ static void fail(struct tune_candidate *c, fdm_tune_state state) {
 
 /* ---- the check ---- */
 
-/* The bound of the checks by dtype, which the tool's `--check` uses too; twice that, since both sides err. */
-static double bound_of(const fdm_plan *plan) {
-    const double sums = strstr(plan->choice, "_F16Acc") ? 4 : 1;
-    switch (plan->problem.dtype) {
-    case FDM_FLOAT64: return 2e-12 * sums;
-    case FDM_FLOAT32: return 2e-4 * sums;
-    case FDM_FLOAT16: return 2e-2 * sums;
-    default: return 1e-1 * sums;
-    }
-}
-
 /* One call on the first place from outputs of NaN bytes. */
 static fdm_status run_for_check(struct tuner *t, const struct tune_candidate *c, struct tune_sample *have) {
     fdm_status status = tune_data_poison(&t->data);
@@ -100,14 +88,13 @@ static fdm_status check_candidates(struct tuner *t) {
             status = fdm_synchronize(t->data.device); /* a fault of a kernel ends everything */
             continue;
         }
-        const double bound = bound_of(&c->plan);
         c->row.difference = tune_data_difference(&t->data, &have, &want);
-        if (c->row.difference <= bound)
+        if (c->row.difference <= c->bound)
             continue;
         c->alive = 0;
         c->row.state = FDM_TUNE_WRONG;
         snprintf(c->row.why, sizeof c->row.why, "its results differ by %.3g of a row, %.3g is allowed",
-                 c->row.difference, bound);
+                 c->row.difference, c->bound);
     }
     memory_release(want.values);
     memory_release(have.values);
@@ -211,7 +198,7 @@ static fdm_status measure_halving(struct tuner *t) {
 static fdm_status allocate(struct tuner *t) {
     int64_t most = 0;
     for (int32_t i = 0; i < t->count; i++)
-        most = t->candidates[i].plan.workspace_bytes > most ? t->candidates[i].plan.workspace_bytes : most;
+        most = t->candidates[i].workspace_bytes > most ? t->candidates[i].workspace_bytes : most;
     fdm_status status = fdm_memory_allocate(t->data.device, (size_t)most, &t->workspace);
     return status ? status : fdm_timer_create(t->data.device, &t->timer);
 }

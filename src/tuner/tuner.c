@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/struct_bytes.h"
+#include "tuning/class.h"
 
 static double now(void) {
     struct timespec time;
@@ -52,9 +53,9 @@ static fdm_problem as_described(const fdm_problem *given) {
     return p;
 }
 
-static int64_t window_of(const fdm_problem *problem, const fdm_tune_options *o) {
+static int64_t tune_window(const fdm_problem *problem, int64_t asked) {
     const int64_t keys = problem->seqlen_k / 8;
-    return o->window > 0 ? o->window : keys > 0 ? keys : 1;
+    return asked > 0 ? asked : keys > 0 ? keys : 1;
 }
 
 static fdm_status write_rows(const struct tuner *t, fdm_tune_row *rows, int32_t size, fdm_tune_result *result) {
@@ -69,13 +70,13 @@ static fdm_status write_rows(const struct tuner *t, fdm_tune_row *rows, int32_t 
     return status;
 }
 
-static fdm_status tune(struct tuner *t, const fdm_device *device, const fdm_problem *problem, fdm_tune_result *result) {
+static fdm_status tune(struct tuner *t, const fdm_device *device, fdm_tune_result *result) {
     const double begin = now();
-    tune_compile(t->candidates, t->count, t->options);
+    tune_compile(t);
     result->compile_seconds = now() - begin;
     if (t->options->compile_only)
         return FDM_OK;
-    fdm_status status = tune_data_make(device, problem, window_of(problem, t->options), &t->data);
+    fdm_status status = t->operation->make_data(device, t->problem, t->options->window, &t->data);
     if (!status)
         status = tune_measure(t);
     result->best = status ? 0 : tune_best(t);
@@ -89,30 +90,67 @@ static fdm_status tune(struct tuner *t, const fdm_device *device, const fdm_prob
     return status;
 }
 
-fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem, const fdm_tune_options *options,
-                    fdm_tune_row *rows, int32_t size, fdm_tune_result *result) {
+fdm_status tune_read(struct tuner *t, const fdm_device *device, const fdm_tune_options *options, fdm_tune_options *room,
+                     fdm_tune_row *rows, int32_t size, fdm_tune_result *result) {
     static const fdm_tune_options standard = {.struct_bytes = sizeof standard};
-    fdm_device device_room;
-    fdm_tune_options options_room;
-    fdm_tune_result made = {.struct_bytes = sizeof made};
-    if (!(device = STRUCT_READ(fdm_device, device, &device_room)) ||
-        (options && !(options = STRUCT_READ(fdm_tune_options, options, &options_room))))
+    if (options && !(options = STRUCT_READ(fdm_tune_options, options, room)))
         return FDM_ERROR_INVALID_ARGUMENT;
+    t->options = options ? options : &standard;
     fdm_status status = STRUCT_CHECK(fdm_tune_result, result);
     if (!status && size > 0)
         status = STRUCT_CHECK(fdm_tune_row, rows);
-    if (status || (status = fdm_problem_validate(problem)))
-        return status;
-    const fdm_problem described = as_described(problem);
-    struct tuner t = {.options = options ? options : &standard};
-    if ((status = check_options(device, t.options)))
-        return status;
-    const int32_t most = t.options->max_variants ? t.options->max_variants : t.options->exhaustive ? -1 : 12;
-    if (!(t.candidates = tune_candidates(device, &described, most, window_of(&described, t.options), &t.count)))
-        return FDM_ERROR_UNSUPPORTED;
-    status = tune(&t, device, &described, &made);
+    return status ? status : check_options(device, t->options);
+}
+
+int32_t tune_most(const fdm_tune_options *options) {
+    return options->max_variants ? options->max_variants : options->exhaustive ? -1 : 12;
+}
+
+fdm_status tune_run(struct tuner *t, const fdm_device *device, fdm_tune_row *rows, int32_t size,
+                    fdm_tune_result *result) {
+    fdm_tune_result made = {.struct_bytes = sizeof made};
+    fdm_status status = t->candidates ? tune(t, device, &made) : FDM_ERROR_UNSUPPORTED;
     if (!status)
-        status = write_rows(&t, rows, size, &made);
-    memory_release(t.candidates);
+        status = write_rows(t, rows, size, &made);
+    memory_release(t->candidates);
     return status ? status : STRUCT_WRITE(fdm_tune_result, result, &made);
+}
+
+/* ---- attention ---- */
+
+static fdm_status prepare(const union tune_plan *plan) { return fdm_prepare(&plan->attention); }
+
+static fdm_status run(const union tune_plan *plan, struct tune_data *data, int64_t number, void *workspace,
+                      size_t bytes, void *stream) {
+    const fdm_tensors tensors = tune_data_tensors(data, number);
+    const fdm_launch launch = {.struct_bytes = sizeof launch, .stream = stream};
+    return fdm_execute(&plan->attention, &tensors, workspace, bytes, &launch);
+}
+
+static fdm_status make_data(const fdm_device *device, const void *problem, int64_t window, struct tune_data *data) {
+    const fdm_problem *p = problem;
+    return tune_data_make(device, p, tune_window(p, window), data);
+}
+
+static fdm_status key_of(const fdm_device *device, const void *problem, int32_t num_threads, char *key) {
+    return tuning_key(device, problem, num_threads, key);
+}
+
+const struct tune_operation tune_attention = {prepare, run, make_data, key_of};
+
+fdm_status fdm_tune(const fdm_device *device, const fdm_problem *problem, const fdm_tune_options *options,
+                    fdm_tune_row *rows, int32_t size, fdm_tune_result *result) {
+    fdm_device device_room;
+    fdm_tune_options options_room;
+    fdm_problem described;
+    struct tuner t = {.operation = &tune_attention, .problem = &described};
+    if (!(device = STRUCT_READ(fdm_device, device, &device_room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    fdm_status status = fdm_problem_validate(problem);
+    if (status || (status = tune_read(&t, device, options, &options_room, rows, size, result)))
+        return status;
+    described = as_described(problem);
+    t.candidates =
+        tune_candidates(device, &described, tune_most(t.options), tune_window(&described, t.options->window), &t.count);
+    return tune_run(&t, device, rows, size, result);
 }

@@ -67,9 +67,8 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
                     p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable) < (int)size;
 }
 
-fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int32_t num_threads,
-                      char key[TUNING_KEY_BYTES]) {
-    char product[64] = "", class[640];
+fdm_status tuning_key_of(const fdm_device *device, const char *class, int32_t num_threads, char key[TUNING_KEY_BYTES]) {
+    char product[64] = "";
     int32_t driver;
     const int cuda = device->id.type == FDM_CUDA;
     const fdm_status status = cuda ? cuda_device_product(device->id.index, product, sizeof product, &driver) : FDM_OK;
@@ -77,8 +76,6 @@ fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int3
         return status;
     for (char *at = product; *at; at++)
         *at = *at < ' ' || *at > '~' || *at == '"' || *at == '\\' ? '_' : *at;
-    if (!name_problem(problem, class, sizeof class))
-        return error_set(FDM_ERROR_INTERNAL, "the words of a problem's class have more than %zu bytes", sizeof class);
     if (cuda)
         snprintf(key, TUNING_KEY_BYTES, "%s %s, %d multiprocessors, %lld shared, %lld L2; %s", device->name, product,
                  device->num_sms, (long long)device->shared_bytes, (long long)device->l2_bytes, class);
@@ -86,6 +83,14 @@ fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int3
         snprintf(key, TUNING_KEY_BYTES, "%s, %d threads, caches %lld %lld %lld; %s", device->name, num_threads,
                  (long long)device->l1_bytes, (long long)device->l2_bytes, (long long)device->l3_bytes, class);
     return FDM_OK;
+}
+
+fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int32_t num_threads,
+                      char key[TUNING_KEY_BYTES]) {
+    char class[640];
+    return name_problem(problem, class, sizeof class)
+               ? tuning_key_of(device, class, num_threads, key)
+               : error_set(FDM_ERROR_INTERNAL, "the words of a problem's class have more than %zu bytes", sizeof class);
 }
 
 fdm_status tuning_maker(const fdm_device *device, char maker[TUNING_MAKER_BYTES]) {

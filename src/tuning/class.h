@@ -13,6 +13,8 @@ int64_t tuning_batch_edge(int64_t count);
 /* The device and the problem's class in words. num_threads: of the CPU. */
 fdm_status tuning_key(const fdm_device *device, const fdm_problem *problem, int32_t num_threads,
                       char key[TUNING_KEY_BYTES]);
+/* The same of a class that is said in words already: of what is no attention. */
+fdm_status tuning_key_of(const fdm_device *device, const char *class, int32_t num_threads, char key[TUNING_KEY_BYTES]);
 /* What made a choice: library, kernels' sources, driver and NVRTC. What another made is not used. */
 fdm_status tuning_maker(const fdm_device *device, char maker[TUNING_MAKER_BYTES]);
 

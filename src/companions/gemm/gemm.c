@@ -16,6 +16,7 @@ struct call {
     struct gemm_params params;
     int32_t device;
     const char *kernel; /* of the options */
+    int64_t tune;
     void *stream;
 };
 
@@ -158,6 +159,7 @@ static fdm_status describe_whole(const fdm_gemm_tensors *t, const fdm_gemm_optio
                                   .beta = (float)o->beta},
                        .device = t->a->device.index,
                        .kernel = o->kernel,
+                       .tune = o->tune,
                        .stream = o->stream};
     if ((status = check_limits(t->a, &c->problem)))
         return status;
@@ -212,11 +214,11 @@ static fdm_status validate(const fdm_gemm_problem *p) {
     return FDM_OK;
 }
 
-static fdm_status plan_on(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
-                          fdm_gemm_plan *plan) {
+static fdm_status plan_on(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel, int64_t tune,
+                          fdm_gemm_plan *plan, int *measures) {
     const fdm_status status = validate(problem);
     *plan = (fdm_gemm_plan){.struct_bytes = sizeof *plan, .problem = *problem};
-    return status ? status : companion_choose(&gemm_operation, device, problem, kernel, &plan->choice);
+    return status ? status : companion_plan(&gemm_operation, device, problem, kernel, tune, &plan->choice, measures);
 }
 
 fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
@@ -227,7 +229,8 @@ fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *probl
     if (!problem)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
     fdm_gemm_plan made;
-    const fdm_status status = plan_on(device, problem, kernel, &made);
+    int measures;
+    const fdm_status status = plan_on(device, problem, kernel, FDM_TUNE_DEFAULT, &made, &measures);
     return status ? status : STRUCT_WRITE(fdm_gemm_plan, plan, &made);
 }
 
@@ -235,6 +238,20 @@ fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *probl
 static const fdm_gemm_plan *plan_read(const fdm_gemm_plan *plan, fdm_gemm_plan *room) {
     plan = STRUCT_READ(fdm_gemm_plan, plan, room);
     return plan && !companion_check_reserved(plan->problem.reserved, &plan->choice) ? plan : NULL;
+}
+
+fdm_status fdm_plan_gemm_variant(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
+                                 int32_t variant, fdm_gemm_plan *plan) {
+    fdm_device room;
+    if (!(device = STRUCT_READ(fdm_device, device, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    if (!problem || !kernel)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", problem ? "kernel" : "problem");
+    fdm_gemm_plan made = {.struct_bytes = sizeof made, .problem = *problem};
+    fdm_status status = validate(problem);
+    if (!status)
+        status = companion_variant(&gemm_operation, device, problem, kernel, variant, &made.choice);
+    return status ? status : STRUCT_WRITE(fdm_gemm_plan, plan, &made);
 }
 
 fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan) {
@@ -286,9 +303,14 @@ fdm_status fdm_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *opt
     struct call call;
     fdm_gemm_plan plan;
     fdm_device device;
+    int measures;
     fdm_status status = describe(tensors, options, &call);
     if (status || (status = cuda_device_facts(call.device, &device)) ||
-        (status = plan_on(&device, &call.problem, call.kernel, &plan)))
+        (status = plan_on(&device, &call.problem, call.kernel, call.tune, &plan, &measures)))
+        return status;
+    device.struct_bytes = sizeof device;
+    if (measures && companion_measure_first(&gemm_operation, &device, &call.problem, call.stream) &&
+        (status = plan_on(&device, &call.problem, call.kernel, call.tune, &plan, &measures)))
         return status;
     return companion_once(&plan.choice, allocator, execute, &plan, &call, call.stream);
 }

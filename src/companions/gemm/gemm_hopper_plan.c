@@ -1,4 +1,5 @@
 /* gemm_hopper_plan.c: which problems gemm.hopper takes, by which tile, cluster and split of k. */
+#include <math.h>
 #include <stdio.h>
 
 #include "companions/gemm/gemm_plan.h"
@@ -56,31 +57,8 @@ static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, con
     return (items > memory ? items : memory) + items * 1e-3 + parts; /* of those that memory holds up, the quickest */
 }
 
-static struct tile tile_of(const fdm_device *device, const fdm_gemm_problem *p) {
-    static const struct tile tiles[] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 224, 2, 1}, {2, 192, 2, 1}, {2, 192, 1, 1},
-                                        {2, 160, 2, 1}, {2, 128, 2, 1}, {2, 128, 1, 1}, {1, 64, 1, 1},  {2, 64, 1, 1}};
-    const double NARROWER = 0.98;
-    struct tile best = tiles[0];
-    double least = 0;
-    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++)
-        for (int32_t splits = 1; splits <= 16 && (splits == 1 || gemm_tma_steps(p) / splits >= 8); splits *= 2) {
-            struct tile t = tiles[i];
-            t.splits = splits;
-            /* The lower block would have nothing; or a launch of clusters costs more than sharing saves (H200). */
-            if (t.cluster > 1 && (p->m <= 64 * t.warpgroups || items_of(p, &t) * t.cluster <= device->num_sms))
-                continue;
-            const double cycles = cycles_of(device, p, &t);
-            if (least > 0 && cycles >= NARROWER * least) /* wide ones cost less power, which the estimate leaves out */
-                continue;
-            least = cycles;
-            best = t;
-        }
-    return best;
-}
-
-void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    const fdm_gemm_problem *p = problem;
-    const struct tile t = tile_of(device, p);
+static void fill_tile(const fdm_device *device, const fdm_gemm_problem *p, struct tile t,
+                      fdm_companion_choice *choice) {
     const int64_t clusters = device->num_sms / t.cluster, items = items_of(p, &t);
     int32_t *const at = choice->parameters;
     at[P_WARPGROUPS] = t.warpgroups;
@@ -94,6 +72,66 @@ void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_compani
     choice->workspace_bytes = gemm_splits_bytes(p, t.splits);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, cluster %d, %d split%s", 64 * t.warpgroups,
              t.block_n, at[P_STAGES], t.cluster, t.splits, t.splits > 1 ? "s" : "");
+}
+
+/* Tiles and splits of k that a problem can have, in order; returns how many. */
+enum { TILES = 10, SPLITS_MAX = 16, WAYS_MAX = TILES * 5 };
+static int32_t ways_of(const fdm_device *device, const fdm_gemm_problem *p, struct tile ways[WAYS_MAX]) {
+    static const struct tile tiles[TILES] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 224, 2, 1}, {2, 192, 2, 1},
+                                             {2, 192, 1, 1}, {2, 160, 2, 1}, {2, 128, 2, 1}, {2, 128, 1, 1},
+                                             {1, 64, 1, 1},  {2, 64, 1, 1}};
+    int32_t count = 0;
+    for (int32_t i = 0; i < TILES; i++)
+        for (int32_t splits = 1; splits <= SPLITS_MAX && (splits == 1 || gemm_tma_steps(p) / splits >= 8);
+             splits *= 2) {
+            struct tile t = tiles[i];
+            t.splits = splits;
+            /* The lower block would have nothing; or a launch of clusters costs more than sharing saves (H200). */
+            if (t.cluster == 1 || (p->m > 64 * t.warpgroups && items_of(p, &t) * t.cluster > device->num_sms))
+                ways[count++] = t;
+        }
+    return count;
+}
+
+/* The place of the rules' way. */
+static int32_t best_of(const fdm_device *device, const fdm_gemm_problem *p, const struct tile *ways, int32_t count) {
+    const double NARROWER = 0.98; /* wide ones cost less power, which the estimate leaves out */
+    int32_t best = 0;
+    double least = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const double cycles = cycles_of(device, p, &ways[i]);
+        if (least > 0 && cycles >= NARROWER * least)
+            continue;
+        least = cycles;
+        best = i;
+    }
+    return best;
+}
+
+/* The rules' way, then the others by their estimates. */
+int gemm_hopper_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
+    const fdm_gemm_problem *p = problem;
+    struct tile ways[WAYS_MAX];
+    double cycles[WAYS_MAX];
+    const int32_t count = ways_of(device, p, ways);
+    int32_t next = best_of(device, p, ways, count);
+    if (number >= count)
+        return 0;
+    for (int32_t i = 0; i < count; i++)
+        cycles[i] = cycles_of(device, p, &ways[i]);
+    for (; number > 0; number--) {
+        cycles[next] = INFINITY; /* taken */
+        next = 0;
+        for (int32_t i = 1; i < count; i++)
+            if (cycles[i] < cycles[next])
+                next = i;
+    }
+    fill_tile(device, p, ways[next], choice);
+    return 1;
+}
+
+void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    gemm_hopper_variant(device, problem, 0, choice);
 }
 
 /* ---- the launch ---- */

@@ -40,8 +40,8 @@ static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, int
     return waves * ((double)gemm_tma_steps(p) * (products + 0.29 * shared) + 1000 + 3 * block_n);
 }
 
+static const int32_t columns[] = {256, 320, 192, 128, 64};
 static int32_t columns_of(const fdm_device *device, const fdm_gemm_problem *p) {
-    static const int32_t columns[] = {256, 320, 192, 128, 64};
     const double OTHER = 0.96; /* the first where they are alike: on an H200 the quickest for each of its columns */
     int32_t best = 0;
     double least = 0;
@@ -55,9 +55,9 @@ static int32_t columns_of(const fdm_device *device, const fdm_gemm_problem *p) {
     return best;
 }
 
-void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    const fdm_gemm_problem *p = problem;
-    const struct gemm_tma_tile t = tile_with(columns_of(device, p));
+static void fill_columns(const fdm_device *device, const fdm_gemm_problem *p, int32_t block_n,
+                         fdm_companion_choice *choice) {
+    const struct gemm_tma_tile t = tile_with(block_n);
     const int64_t items = gemm_tma_items(p, &t), sms = device->num_sms > 0 ? device->num_sms : 1;
     int32_t *const at = choice->parameters;
     at[TMA_BLOCK_N] = t.block_n;
@@ -66,6 +66,22 @@ void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_compan
     at[TMA_EARLY] = 1;
     choice->shared_bytes = gemm_mma_tma_shared_bytes(t.block_n, at[TMA_STAGES]);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages", GEMM_MMA_BLOCK_M, t.block_n, at[TMA_STAGES]);
+}
+
+void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    fill_columns(device, problem, columns_of(device, problem), choice);
+}
+
+int gemm_mma_tma_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
+    const int32_t rules = columns_of(device, problem);
+    if (number == 0)
+        fill_columns(device, problem, rules, choice);
+    for (size_t i = 0; number > 0 && i < sizeof columns / sizeof columns[0]; i++)
+        if (columns[i] != rules && --number == 0) {
+            fill_columns(device, problem, columns[i], choice);
+            return 1;
+        }
+    return number == 0;
 }
 
 /* ---- the launch ---- */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "tuning/class.h"
 
 /* The kernels in the order of the list. Those from MMA_WIDE to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
  */
@@ -98,9 +99,7 @@ static struct rung rung_of(const fdm_device *device, const fdm_gemm_problem *p, 
 /* The numbers of a choice of gemm.mma or of a rung below it. */
 enum { MMA_BLOCK_N, MMA_BLOCK_K, MMA_STAGES, MMA_AHEAD_TOO };
 
-static void mma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    const fdm_gemm_problem *p = problem;
-    const struct rung r = rung_of(device, p, choice->kernel_index);
+static void fill_rung(const fdm_gemm_problem *p, struct rung r, fdm_companion_choice *choice) {
     choice->parameters[MMA_BLOCK_N] = r.block_n;
     choice->parameters[MMA_BLOCK_K] = r.block_k;
     choice->parameters[MMA_STAGES] = r.stages;
@@ -108,6 +107,27 @@ static void mma_fill(const fdm_device *device, const void *problem, fdm_companio
     choice->shared_bytes = mma_shared_bytes(&r);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d of k, %d stages, %s", GEMM_MMA_BLOCK_M, r.block_n,
              r.block_k, r.stages, p->mappable ? "16-byte copies" : "copies of elements");
+}
+
+static void mma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    fill_rung(problem, rung_of(device, problem, choice->kernel_index), choice);
+}
+
+static int same_rung(const struct rung *a, const struct rung *b) { return memcmp(a, b, sizeof *a) == 0; }
+
+/* The rules' tile of gemm.mma, then the other rungs that swizzle and order, those that fit. They differ from gemm.mma's
+ * own in numbers alone. */
+static int mma_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
+    const struct rung rules = rung_of(device, problem, MMA);
+    if (number == 0)
+        fill_rung(problem, rules, choice);
+    for (int32_t i = MMA; number > 0 && i <= MMA_ORDER; i++)
+        if (!same_rung(&rungs[i], &rules) && mma_shared_bytes(&rungs[i]) <= device->shared_bytes &&
+            (((const fdm_gemm_problem *)problem)->mappable || !rungs[i].ahead) && --number == 0) {
+            fill_rung(problem, rungs[i], choice);
+            return 1;
+        }
+    return number == 0;
 }
 
 /* 0: the numbers are none that mma_fill() can have made. */
@@ -160,13 +180,13 @@ static void element_request(const fdm_gemm_problem *p, const char *entry, int32_
 #define MMA_RUNG(index, name, description) [index] = {name, description, 0, float16_refusal, NULL, mma_fill}
 static const struct companion_kernel kernels[NUM_KERNELS] = {
     [SKINNY] = {"gemm.skinny", "few rows of A: B from memory straight to registers and mma.sync, k split over warps", 1,
-                gemm_skinny_refusal, gemm_skinny_passed_over, gemm_skinny_fill},
+                gemm_skinny_refusal, gemm_skinny_passed_over, gemm_skinny_fill, gemm_skinny_variant},
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
-                gemm_hopper_refusal, NULL, gemm_hopper_fill},
+                gemm_hopper_refusal, NULL, gemm_hopper_fill, gemm_hopper_variant},
     [MMA_TMA] = {"gemm.mma-tma", "mma.sync, 64x64 a warp, persistent, a ring of stages by TMA, barriers of each", 1,
-                 gemm_mma_tma_refusal, NULL, gemm_mma_tma_fill},
+                 gemm_mma_tma_refusal, NULL, gemm_mma_tma_fill, gemm_mma_tma_variant},
     [MMA] = {"gemm.mma", "mma.sync, 64x64 a warp, 64 of k a stage, a ring of stages by cp.async", 1, float16_refusal,
-             NULL, mma_fill},
+             NULL, mma_fill, mma_variant},
     MMA_RUNG(MMA_WIDE, "gemm.mma+wide", "gemm.mma+ahead with 64x64 a warp"),
     MMA_RUNG(MMA_AHEAD, "gemm.mma+ahead", "gemm.mma+order with registers loaded one product ahead"),
     MMA_RUNG(MMA_ORDER, "gemm.mma+order", "gemm.mma+stage4 with tiles ordered for L2"),
@@ -182,7 +202,17 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
                   float32_refusal, NULL, sliced_fill},
     [NAIVE] = {"gemm.naive", "the definition, a thread an element", 0, float16_refusal, NULL, naive_fill},
 };
-const struct companion_operation gemm_operation = {"gemm", NUM_KERNELS, kernels};
+
+static void name_class(const void *problem, char text[COMPANION_CLASS_BYTES]) {
+    const fdm_gemm_problem *p = problem;
+    snprintf(text, COMPANION_CLASS_BYTES,
+             "%s, batch %lld, m %lld, n %lld, k %lld, rows contiguous %d%d, c %d, float16 sums %d, mappable %d",
+             fdm_dtype_name(p->dtype), (long long)tuning_batch_edge(p->batch), (long long)tuning_length_edge(p->m),
+             (long long)tuning_length_edge(p->n), (long long)tuning_length_edge(p->k), p->a_rows_contiguous,
+             p->b_rows_contiguous, p->has_c, p->accumulate_float16, p->mappable);
+}
+const struct companion_operation gemm_operation = {"gemm", NUM_KERNELS, kernels, sizeof(fdm_gemm_problem), name_class};
+_Static_assert(sizeof(fdm_gemm_problem) <= COMPANION_PROBLEM_BYTES, "a thread's last problem has room");
 
 /* Parts of k, whose sums gemm_combine adds where there are several. */
 static int32_t splits_of(const fdm_companion_choice *c) {

@@ -24,6 +24,7 @@ enum gemm_skinny_parameter { SKINNY_ROWS, SKINNY_DEPTH, SKINNY_SPLITS, SKINNY_EA
 const char *gemm_skinny_refusal(const fdm_device *device, const void *problem);
 const char *gemm_skinny_passed_over(const fdm_device *device, const void *problem);
 void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
+int gemm_skinny_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice);
 /* 0: the numbers are none that gemm_skinny_fill() can have made. */
 int gemm_skinny_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
 int64_t gemm_skinny_blocks(const struct fdm_gemm_plan *plan);
@@ -54,6 +55,7 @@ fdm_status gemm_tma_launch(const struct fdm_gemm_plan *plan, const struct cuda_k
 enum gemm_hopper_parameter { P_WARPGROUPS, P_BLOCK_N, P_STAGES, P_CLUSTER, P_SPLITS, P_BLOCKS, P_EARLY };
 const char *gemm_hopper_refusal(const fdm_device *device, const void *problem);
 void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
+int gemm_hopper_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice);
 /* 0: the numbers are none that gemm_hopper_fill() can have made. */
 int gemm_hopper_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
 fdm_status gemm_hopper_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
@@ -65,6 +67,7 @@ fdm_status gemm_hopper_launch(const struct fdm_gemm_plan *plan, const struct cud
 enum gemm_mma_tma_parameter { TMA_BLOCK_N, TMA_STAGES, TMA_BLOCKS, TMA_EARLY };
 const char *gemm_mma_tma_refusal(const fdm_device *device, const void *problem);
 void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
+int gemm_mma_tma_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice);
 /* 0: the numbers are none that gemm_mma_tma_fill() can have made. */
 int gemm_mma_tma_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
 fdm_status gemm_mma_tma_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,

@@ -39,18 +39,39 @@ static int32_t splits_of(const fdm_device *device, const fdm_gemm_problem *p) {
     return splits;
 }
 
-void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    const fdm_gemm_problem *p = problem;
-    const int32_t rows = p->m <= 8 ? 8 : p->m <= 16 ? 16 : GEMM_SKINNY_ROWS_MAX, splits = splits_of(device, p);
+static void fill_way(const fdm_device *device, const fdm_gemm_problem *p, int32_t depth, int32_t splits,
+                     fdm_companion_choice *choice) {
+    const int32_t rows = p->m <= 8 ? 8 : p->m <= 16 ? 16 : GEMM_SKINNY_ROWS_MAX;
     choice->parameters[SKINNY_ROWS] = rows;
-    choice->parameters[SKINNY_DEPTH] =
-        2; /* 4 was slower on an H200: 36.6 beside 35.7 us for 1 row, 38.3 beside 36.6 for 16 */
+    choice->parameters[SKINNY_DEPTH] = depth;
     choice->parameters[SKINNY_SPLITS] = splits;
     choice->parameters[SKINNY_EARLY] = device->compute_major >= 9;
     choice->shared_bytes = gemm_skinny_shared_bytes(rows);
     choice->workspace_bytes = gemm_splits_bytes(p, splits);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d loads of B a thread in flight, %d split%s", rows,
              GEMM_SKINNY_COLUMNS, 8 * choice->parameters[SKINNY_DEPTH], splits, splits > 1 ? "s" : "");
+}
+
+/* The rules' way, then other splits by the rules' depth, then by the other. 4 was slower on an H200: 36.6 beside 35.7 us
+ * for 1 row, 38.3 beside 36.6 for 16. */
+int gemm_skinny_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
+    enum { DEPTH = 2, OTHER_DEPTH = 4, SPLITS_MAX = 16 };
+    const fdm_gemm_problem *p = problem;
+    const int32_t rules = splits_of(device, p);
+    if (number == 0)
+        fill_way(device, p, DEPTH, rules, choice);
+    for (int32_t depth = DEPTH; number > 0 && depth <= OTHER_DEPTH; depth += OTHER_DEPTH - DEPTH)
+        for (int32_t splits = 1; splits <= SPLITS_MAX && (splits == 1 || ceil_div(p->k, K_OF_A_ROUND) >= 2 * splits);
+             splits *= 2)
+            if ((depth != DEPTH || splits != rules) && --number == 0) {
+                fill_way(device, p, depth, splits, choice);
+                return 1;
+            }
+    return number == 0;
+}
+
+void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    gemm_skinny_variant(device, problem, 0, choice);
 }
 
 int gemm_skinny_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {

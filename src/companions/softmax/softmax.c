@@ -161,10 +161,10 @@ static fdm_status validate(const fdm_softmax_problem *p) {
 }
 
 static fdm_status plan_on(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
-                          fdm_softmax_plan *plan) {
+                          int64_t tune, fdm_softmax_plan *plan, int *measures) {
     const fdm_status status = validate(problem);
     *plan = (fdm_softmax_plan){.struct_bytes = sizeof *plan, .problem = *problem};
-    return status ? status : companion_choose(&softmax_operation, device, problem, kernel, &plan->choice);
+    return status ? status : companion_plan(&softmax_operation, device, problem, kernel, tune, &plan->choice, measures);
 }
 
 fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
@@ -175,7 +175,8 @@ fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem 
     if (!problem)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
     fdm_softmax_plan made;
-    const fdm_status status = plan_on(device, problem, kernel, &made);
+    int measures;
+    const fdm_status status = plan_on(device, problem, kernel, FDM_TUNE_DEFAULT, &made, &measures);
     return status ? status : STRUCT_WRITE(fdm_softmax_plan, plan, &made);
 }
 
@@ -183,6 +184,20 @@ fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem 
 static const fdm_softmax_plan *plan_read(const fdm_softmax_plan *plan, fdm_softmax_plan *room) {
     plan = STRUCT_READ(fdm_softmax_plan, plan, room);
     return plan && !companion_check_reserved(plan->problem.reserved, &plan->choice) ? plan : NULL;
+}
+
+fdm_status fdm_plan_softmax_variant(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
+                                    int32_t variant, fdm_softmax_plan *plan) {
+    fdm_device room;
+    if (!(device = STRUCT_READ(fdm_device, device, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    if (!problem || !kernel)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", problem ? "kernel" : "problem");
+    fdm_softmax_plan made = {.struct_bytes = sizeof made, .problem = *problem};
+    fdm_status status = validate(problem);
+    if (!status)
+        status = companion_variant(&softmax_operation, device, problem, kernel, variant, &made.choice);
+    return status ? status : STRUCT_WRITE(fdm_softmax_plan, plan, &made);
 }
 
 fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan) {
@@ -285,12 +300,17 @@ fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const 
     fdm_softmax_problem problem;
     fdm_softmax_plan plan;
     fdm_device device;
+    int measures;
     fdm_status status = read_call(tensors, options, &call);
     if (status || (status = describe(pass, &call, &problem)))
         return status;
     const fdm_tensor *first = pass == FDM_BACKWARD ? call.tensors->out : call.tensors->x;
     if ((status = cuda_device_facts(first->device.index, &device)) ||
-        (status = plan_on(&device, &problem, call.options->kernel, &plan)))
+        (status = plan_on(&device, &problem, call.options->kernel, call.options->tune, &plan, &measures)))
+        return status;
+    device.struct_bytes = sizeof device;
+    if (measures && companion_measure_first(&softmax_operation, &device, &problem, call.options->stream) &&
+        (status = plan_on(&device, &problem, call.options->kernel, call.options->tune, &plan, &measures)))
         return status;
     return companion_once(&plan.choice, allocator, execute, &plan, &call, call.options->stream);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "tuning/class.h"
 
 /* What the numbers of a choice are: constants, pieces of a row, groups of blocks; softmax.resident, and softmax.split's
  * second launch: whether it may begin early. */
@@ -158,9 +159,12 @@ static int has_bulk_copies(const fdm_device *device, const fdm_softmax_problem *
 
 /* Many small pieces, so that a row's sums have four or five turns to meet; else few large ones, with bulk copies one
  * more of them in registers. */
+static int ring_of_kind(const fdm_device *device, const fdm_softmax_problem *p, int32_t kind, struct ring *s) {
+    return kind == 0 ? ring_with(device, p, 7, p->pass == FDM_BACKWARD ? 5 : 4, s)
+                     : ring_with(device, p, 3, has_bulk_copies(device, p) ? 3 : 2, s);
+}
 static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
-    return ring_with(device, p, 7, p->pass == FDM_BACKWARD ? 5 : 4, s) ||
-           ring_with(device, p, 3, has_bulk_copies(device, p) ? 3 : 2, s);
+    return ring_of_kind(device, p, 0, s) || ring_of_kind(device, p, 1, s);
 }
 
 static const char *ring_refusal(const fdm_device *device, const void *problem) {
@@ -173,10 +177,8 @@ static const char *ring_passed_over(const fdm_device *device, const void *proble
     return ring_of(device, problem_of(problem), &s) && s.groups * s.pieces < device->num_sms / 2 ? few_rows : NULL;
 }
 
-static void ring_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    const fdm_softmax_problem *p = problem;
-    struct ring s;
-    ring_of(device, p, &s);
+static void fill_ring(const fdm_device *device, const fdm_softmax_problem *p, struct ring s,
+                      fdm_companion_choice *choice) {
     const int bulk = has_bulk_copies(device, p); /* by a warp besides */
     const int32_t parameters[] = {vector_of(p),
                                   SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS + (bulk ? 32 : 0),
@@ -193,22 +195,62 @@ static void ring_fill(const fdm_device *device, const void *problem, fdm_compani
              s.groups, s.ring);
 }
 
+static void ring_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    struct ring s;
+    ring_of(device, problem, &s);
+    fill_ring(device, problem, s, choice);
+}
+
+/* The rules', and few large pieces where those are many small ones. */
+static int ring_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
+    struct ring s, other;
+    const int both = ring_of_kind(device, problem, 0, &s) && ring_of_kind(device, problem, 1, &other);
+    if (number == 0)
+        ring_fill(device, problem, choice);
+    else if (number == 1 && both)
+        fill_ring(device, problem, other, choice);
+    return number == 0 || (number == 1 && both);
+}
+
 /* ---- softmax.split ---- */
 
 static const char *nothing_against(const fdm_device *device, const void *problem) { return NULL; }
 
-static void split_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    enum { THREADS = 256, CHUNKS = 4, BLOCKS_PER_SM = 8 };
-    const fdm_softmax_problem *p = problem;
+static void split_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t blocks_per_sm,
+                       fdm_companion_choice *choice) {
+    enum { THREADS = 256, CHUNKS = 4 };
     const int32_t vector = vector_of(p), chunks = p->pass == FDM_BACKWARD ? CHUNKS / 2 : CHUNKS;
     const int64_t batches = at_least_1(ceil_div(chunks_of(p, vector), THREADS * chunks));
-    int64_t pieces = ceil_div((int64_t)device->num_sms * BLOCKS_PER_SM, at_least_1(p->rows));
+    int64_t pieces = ceil_div((int64_t)device->num_sms * blocks_per_sm, at_least_1(p->rows));
     pieces = pieces > batches ? batches : pieces;
     pieces = pieces > SOFTMAX_PIECES_MAX ? SOFTMAX_PIECES_MAX : at_least_1(pieces);
     const int32_t parameters[] = {vector, THREADS, THREADS, chunks, 0, (int32_t)pieces, 0, device->compute_major >= 9};
     memcpy(choice->parameters, parameters, sizeof parameters);
     choice->workspace_bytes = sums_bytes(p, (int32_t)pieces);
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces", (int32_t)pieces);
+}
+
+enum { BLOCKS_PER_SM = 8 };
+static void split_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    split_with(device, problem, BLOCKS_PER_SM, choice);
+}
+
+/* The rules' blocks of a multiprocessor, and more and fewer where that makes other pieces. */
+static int split_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
+    static const int32_t blocks[] = {BLOCKS_PER_SM, 2 * BLOCKS_PER_SM, BLOCKS_PER_SM / 2, BLOCKS_PER_SM / 4};
+    int32_t seen[4], count = 0;
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        int known = 0;
+        split_with(device, problem, blocks[i], choice);
+        for (int32_t j = 0; j < count; j++)
+            known |= seen[j] == choice->parameters[P_PIECES];
+        if (known)
+            continue;
+        seen[count++] = choice->parameters[P_PIECES];
+        if (count == number + 1)
+            return 1;
+    }
+    return 0;
 }
 
 /* ---- the ladder ---- */
@@ -237,16 +279,26 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
     [RESIDENT] = {"softmax.resident", "a row read once, held in the registers of a block or a cluster", 1,
                   resident_refusal, resident_passed_over, resident_fill},
     [RING] = {"softmax.ring", "a row read once, in pieces that pass through the shared memory of many blocks", 1,
-              ring_refusal, ring_passed_over, ring_fill},
+              ring_refusal, ring_passed_over, ring_fill, ring_variant},
     [SPLIT] = {"softmax.split", "few or long rows, each in pieces over many blocks, two launches", 1, nothing_against,
-               NULL, split_fill},
+               NULL, split_fill, split_variant},
     [VECTOR] = {"softmax.vector", "online, 16 bytes a load, the row read twice", 0, vector_refusal, NULL, vector_fill},
     [ONLINE] = {"softmax.online", "largest element and sum in one pass, the row read twice", 0, nothing_against, NULL,
                 elements_fill},
     [NAIVE] = {"softmax.naive", "safe softmax as written down, the row read three times", 0, naive_refusal, NULL,
                elements_fill},
 };
-const struct companion_operation softmax_operation = {"softmax", NUM_KERNELS, kernels};
+
+static void name_class(const void *problem, char text[COMPANION_CLASS_BYTES]) {
+    const fdm_softmax_problem *p = problem;
+    snprintf(text, COMPANION_CLASS_BYTES, "%s %s, rows %lld, columns %lld, log %d, mask %d, aligned %d",
+             p->pass == FDM_BACKWARD ? "backward" : "forward", fdm_dtype_name(p->dtype),
+             (long long)tuning_length_edge(p->rows), (long long)tuning_length_edge(p->columns), p->log, p->has_mask,
+             p->aligned);
+}
+const struct companion_operation softmax_operation = {"softmax", NUM_KERNELS, kernels, sizeof(fdm_softmax_problem),
+                                                      name_class};
+_Static_assert(sizeof(fdm_softmax_problem) <= COMPANION_PROBLEM_BYTES, "a thread's last problem has room");
 
 /* ---- what a plan launches ---- */
 
