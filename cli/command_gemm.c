@@ -108,6 +108,29 @@ static struct request default_request(const char *device) {
         .m = 4096, .batch = 1, .iters = 10, .alpha = 1, .dtype = FDM_BFLOAT16, .layout = "NN", .device = device};
 }
 
+/* Of contiguous matrices. */
+static fdm_gemm_problem problem_of(const struct request *r) {
+    const int rows_a = r->layout[0] == 'N', rows_b = r->layout[1] == 'N';
+    return (fdm_gemm_problem){.dtype = r->dtype,
+                              .batch = r->batch,
+                              .m = r->m,
+                              .n = r->n,
+                              .k = r->k,
+                              .a_rows_contiguous = rows_a,
+                              .b_rows_contiguous = rows_b,
+                              .has_c = r->beta != 0,
+                              .accumulate_float16 = r->float16_sums,
+                              .mappable =
+                                  (rows_a ? r->k : r->m) % 8 == 0 && (rows_b ? r->n : r->k) % 8 == 0 && r->n % 8 == 0};
+}
+
+int tune_words_gemm(int argc, char **argv, fdm_gemm_problem *problem) {
+    struct request r = default_request("sm_90");
+    const int right = read_options(&r, argc, argv) < 0;
+    *problem = problem_of(&r);
+    return right;
+}
+
 int plan_gemm(int argc, char **argv) {
     struct request r = default_request("sm_90");
     fdm_device device = {.struct_bytes = sizeof device};
@@ -117,18 +140,7 @@ int plan_gemm(int argc, char **argv) {
         return code;
     if (!companion_device(r.device, 1, &device))
         return EXIT_USAGE;
-    const int rows_a = r.layout[0] == 'N', rows_b = r.layout[1] == 'N';
-    const fdm_gemm_problem problem = {.dtype = r.dtype,
-                                      .batch = r.batch,
-                                      .m = r.m,
-                                      .n = r.n,
-                                      .k = r.k,
-                                      .a_rows_contiguous = rows_a,
-                                      .b_rows_contiguous = rows_b,
-                                      .has_c = r.beta != 0,
-                                      .accumulate_float16 = r.float16_sums,
-                                      .mappable = (rows_a ? r.k : r.m) % 8 == 0 && (rows_b ? r.n : r.k) % 8 == 0 &&
-                                                  r.n % 8 == 0};
+    const fdm_gemm_problem problem = problem_of(&r);
     const fdm_status status = fdm_plan_gemm(&device, &problem, r.kernel, &plan);
     if (status)
         return fail(status);

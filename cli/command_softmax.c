@@ -100,6 +100,24 @@ static struct request default_request(const char *device) {
         .rows = 4096, .columns = 4096, .iters = 10, .dtype = FDM_BFLOAT16, .scale = 1, .device = device};
 }
 
+static fdm_softmax_problem problem_of(const struct request *r) {
+    return (fdm_softmax_problem){.pass = r->pass,
+                                 .dtype = r->dtype,
+                                 .rows = r->rows,
+                                 .columns = r->columns,
+                                 .log = r->log,
+                                 .has_mask = r->mask && r->pass == FDM_FORWARD,
+                                 .negative_scale = r->scale < 0 && r->pass == FDM_FORWARD,
+                                 .aligned = r->columns * fdm_dtype_bytes(r->dtype) % 16 ? 1 : 2};
+}
+
+int tune_words_softmax(int argc, char **argv, fdm_softmax_problem *problem) {
+    struct request r = default_request("sm_90");
+    const int right = read_options(&r, argc, argv) < 0;
+    *problem = problem_of(&r);
+    return right;
+}
+
 int plan_softmax(int argc, char **argv) {
     struct request r = default_request("sm_90");
     fdm_device device = {.struct_bytes = sizeof device};
@@ -109,14 +127,7 @@ int plan_softmax(int argc, char **argv) {
         return code;
     if (!companion_device(r.device, 1, &device))
         return EXIT_USAGE;
-    const fdm_softmax_problem problem = {.pass = r.pass,
-                                         .dtype = r.dtype,
-                                         .rows = r.rows,
-                                         .columns = r.columns,
-                                         .log = r.log,
-                                         .has_mask = r.mask && r.pass == FDM_FORWARD,
-                                         .negative_scale = r.scale < 0 && r.pass == FDM_FORWARD,
-                                         .aligned = r.columns * fdm_dtype_bytes(r.dtype) % 16 ? 1 : 2};
+    const fdm_softmax_problem problem = problem_of(&r);
     const fdm_status status = fdm_plan_softmax(&device, &problem, r.kernel, &plan);
     if (status)
         return fail(status);

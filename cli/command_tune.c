@@ -12,13 +12,14 @@
 
 static const char help[] =
     "usage: fdm tune [OPTION ...] [OPTIONS OF fdm plan]\n"
+    "       fdm tune [OPTION ...] --op gemm|softmax [OPTIONS OF fdm plan --op gemm|softmax]\n"
     "       fdm tune [OPTION ...] --from FILE\n"
     "       fdm tune --list|--forget [--json]      fdm tune --export|--import FILE\n"
     "\n"
     "Times the ways in which this machine can run a problem, each checked against the rules' choice first, and keeps\n"
     "the best for later calls of the problem's class (FLASH_DMATTN_TUNE=0 ignores it).\n"
     "\n"
-    "  --from FILE        a problem on each line, in the words of `fdm plan` or as an object of JSON:\n"
+    "  --from FILE        a problem on each line, in the words of `fdm plan` or as an object of JSON (\"op\" first):\n"
     "                     {\"pass\": \"backward\", \"seqlen-q\": 8192, \"dtype\": \"bf16\", \"causal\": true}\n"
     "  --device DEVICE    cpu, cuda, cuda:N, or auto: a CUDA device where there is one  (auto)\n"
     "  --seconds X        device time of a problem at most                              (2)\n"
@@ -138,6 +139,15 @@ static fdm_status choose_device(struct tune *t) {
     return fdm_device_query(t->choice.id.type, t->choice.id.index, &t->device);
 }
 
+static fdm_status run_tuner(const fdm_device *device, const struct tune_problem *problem, const fdm_tune_options *own,
+                            fdm_tune_row *rows, int32_t size, fdm_tune_result *result) {
+    switch (problem->operation) {
+    case TUNE_GEMM: return fdm_tune_gemm(device, &problem->gemm, own, rows, size, result);
+    case TUNE_SOFTMAX: return fdm_tune_softmax(device, &problem->softmax, own, rows, size, result);
+    default: return fdm_tune(device, &problem->problem, own, rows, size, result);
+    }
+}
+
 /* ---- kernels of many problems, in parallel ---- */
 
 static struct {
@@ -159,7 +169,7 @@ static void *compile(void *unused) {
         fdm_tune_result result = {.struct_bytes = sizeof result};
         only.compile_only = 1;
         only.progress = NULL;
-        (void)fdm_tune(&job.tune->device, &job.tune->problems.list[n].problem, &only, NULL, 0, &result);
+        (void)run_tuner(&job.tune->device, &job.tune->problems.list[n], &only, NULL, 0, &result);
     }
 }
 
@@ -278,7 +288,7 @@ static fdm_status tune_one(struct tune *t, int32_t n) {
     own.window = t->problems.list[n].window;
     own.keep = !t->no_keep && !own.exhaustive && !own.compile_only;
     rows[0].struct_bytes = sizeof rows[0];
-    const fdm_status status = fdm_tune(&t->device, &t->problems.list[n].problem, &own, rows, ROWS_MAX, &result);
+    const fdm_status status = run_tuner(&t->device, &t->problems.list[n], &own, rows, ROWS_MAX, &result);
     progress(NULL);
     t->failed += status != FDM_OK;
     for (int32_t i = 0; !status && i < result.num_rows; i++)

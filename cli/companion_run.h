@@ -71,6 +71,9 @@ void companion_print_choice(const char *device, const fdm_companion_choice *choi
 int bench_gemm(int argc, char **argv);
 int plan_gemm(int argc, char **argv);
 int bench_softmax(int argc, char **argv);
+/* The problem that words of `fdm plan --op OP` say, for `fdm tune`: 1, or 0 after a complaint or --help. */
+int tune_words_gemm(int argc, char **argv, fdm_gemm_problem *problem);
+int tune_words_softmax(int argc, char **argv, fdm_softmax_problem *problem);
 int plan_softmax(int argc, char **argv);
 
 #endif

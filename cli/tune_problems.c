@@ -9,15 +9,29 @@
 #include "base/json_reader.h"
 #include "cache_build.h"
 #include "cli.h"
+#include "companion_run.h"
 #include "system/streams.h"
 
 enum { WORDS_MAX = 64 };
 
-/* *window: the number after --topk, 0 = none. */
-static int parse_words(char *text, fdm_problem *problem, int64_t *window) {
+static int parse_companion(int count, char **words, struct tune_problem *added) {
+    if (count > 0 && strcmp(words[0], "gemm") == 0) {
+        added->operation = TUNE_GEMM;
+        return tune_words_gemm(count, words, &added->gemm);
+    }
+    if (count > 0 && strcmp(words[0], "softmax") == 0) {
+        added->operation = TUNE_SOFTMAX;
+        return tune_words_softmax(count, words, &added->softmax);
+    }
+    return complain(0, "--op is '%s'; it must be gemm or softmax", count > 0 ? words[0] : "");
+}
+
+/* added->window: the number after --topk, 0 = none. */
+static int parse_words(char *text, struct tune_problem *added) {
     char *words[WORDS_MAX] = {"fdm tune"}, *rest = NULL;
     int count = 1;
-    *window = 0;
+    added->operation = TUNE_ATTENTION;
+    added->window = 0;
     for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
         if (strcmp(word, "--device") == 0)
             return complain(0, "a problem names no device; --device is an option of the command");
@@ -26,11 +40,13 @@ static int parse_words(char *text, fdm_problem *problem, int64_t *window) {
         words[count++] = word;
     }
     words[count] = NULL;
+    if (count > 1 && strcmp(words[1], "--op") == 0)
+        return parse_companion(count - 2, words + 2, added);
     for (int i = 1; i + 1 < count; i++)
-        if (strcmp(words[i], "--topk") == 0 && !parse_integer("topk", words[i + 1], 1, INT32_MAX, window))
+        if (strcmp(words[i], "--topk") == 0 && !parse_integer("topk", words[i + 1], 1, INT32_MAX, &added->window))
             return 0;
     fdm_options options;
-    return plan_problem(count, words, problem, &options);
+    return plan_problem(count, words, &added->problem, &options);
 }
 
 int tune_add_words(struct tune_problems *problems, const char *text, const char *where) {
@@ -44,9 +60,9 @@ int tune_add_words(struct tune_problems *problems, const char *text, const char 
         return complain(0, "%s: more than %d bytes", where, TUNE_TEXT_BYTES - 1);
     snprintf(added->text, sizeof added->text, "%s", text);
     snprintf(copy, sizeof copy, "%s", text);
-    if (!parse_words(copy, &added->problem, &added->window))
+    if (!parse_words(copy, added))
         return complain(0, "%s: it is no problem: %s", where, text);
-    if (fdm_problem_validate(&added->problem))
+    if (added->operation == TUNE_ATTENTION && fdm_problem_validate(&added->problem))
         return complain(0, "%s: %s", where, fdm_last_error());
     problems->count++;
     return 1;

@@ -5,8 +5,12 @@
 #include "flash_dmattn.h"
 
 enum { TUNE_TEXT_BYTES = 512 };
+enum tune_operation { TUNE_ATTENTION, TUNE_GEMM, TUNE_SOFTMAX };
 struct tune_problem {
+    enum tune_operation operation;
     fdm_problem problem;
+    fdm_gemm_problem gemm; /* of the operation's */
+    fdm_softmax_problem softmax;
     int64_t window;             /* W of top-W, 0 = not said */
     char text[TUNE_TEXT_BYTES]; /* the words that say it */
 };
@@ -15,7 +19,7 @@ struct tune_problems {
     int32_t count;
 };
 
-/* Words as of `fdm plan`. 1, or 0 after a complaint that begins with `where`. */
+/* Words as of `fdm plan`, or of `fdm plan --op OP` from --op on. 1, or 0 after a complaint that begins with `where`. */
 int tune_add_words(struct tune_problems *problems, const char *text, const char *where);
 /* A problem on each line: such words, or an object of JSON whose keys are the options' names, true for those without a
  * value. Lines that are empty or begin with # are passed over. */

@@ -29,7 +29,7 @@ from ._cache import append_kv_cache, flash_dmattn_with_kvcache_func
 from ._gemm import gemm
 from ._merge import merge
 from ._softmax import softmax
-from ._tune import TunedWay, tune
+from ._tune import TunedWay, tune, tune_gemm, tune_softmax
 
 if TYPE_CHECKING:  # what __getattr__ imports
     from . import masks
@@ -53,6 +53,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "softmax",
     "tune",
+    "tune_gemm",
+    "tune_softmax",
 ]
 
 _TORCH_NAMES = {

@@ -46,6 +46,10 @@ def _device_of(device: str) -> Tuple[int, int]:
     return _DEVICES[name], int(index or 0)
 
 
+def _ways(found: _native._Tuned) -> Tuple[int, list[TunedWay]]:
+    return found[0], [TunedWay(*row) for row in found[4]]
+
+
 def tune(
     query: Sequence[int],
     key: Sequence[int],
@@ -118,4 +122,100 @@ def tune(
         seconds,
         keep,
     )
-    return found[0], [TunedWay(*row) for row in found[4]]
+    return _ways(found)
+
+
+def tune_gemm(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int = 1,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+    has_c: bool = False,
+    dtype: str = "bfloat16",
+    device: str = "cuda",
+    seconds: float = 2.0,
+    keep: bool = True,
+) -> Tuple[int, list[TunedWay]]:
+    """Times the ways to multiply matrices of these shapes, and keeps the best for later calls of `gemm`.
+
+    Args:
+        m: rows of a and out.
+        n: columns of b and out.
+        k: columns of a and rows of b.
+        batch: products.
+        a_transposed: a is the transposed view of contiguous memory: its columns are contiguous.
+        b_transposed: the same of b.
+        has_c: a third matrix is added, as where beta is not 0.
+        dtype: "bfloat16" or "float16".
+        device: "cuda" or "cuda:N".
+        seconds: device time at most; compilation comes on top of it.
+        keep: whether the result is kept.
+
+    Returns:
+        The number of the best way in the list, and the list, as `tune` gives them.
+
+    Raises:
+        ValueError: a number, dtype or device is wrong.
+        NotImplementedError: no kernel takes the problem, as on the CPU.
+        RuntimeError: the device is not there, or failed.
+
+    Examples:
+        >>> from flash_dmattn import tune_gemm
+        >>> tune_gemm(64, 64, 64, device="cpu")
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: gemm runs on CUDA devices only, ...
+    """
+    return _ways(
+        _native.tune_gemm(
+            *_device_of(device), dtype, batch, m, n, k, not a_transposed, not b_transposed, has_c, seconds, keep
+        )
+    )
+
+
+def tune_softmax(
+    rows: int,
+    columns: int,
+    *,
+    backward: bool = False,
+    log: bool = False,
+    masked: bool = False,
+    dtype: str = "bfloat16",
+    device: str = "cuda",
+    seconds: float = 2.0,
+    keep: bool = True,
+) -> Tuple[int, list[TunedWay]]:
+    """Times the ways to make softmax along rows of these shapes, and keeps the best for later calls of `softmax`.
+
+    Args:
+        rows: rows of x: the product of all axes but the last.
+        columns: elements of a row.
+        backward: the backward in place of the forward.
+        log: log-softmax.
+        masked: a mask of x's shape, in the forward.
+        dtype: "bfloat16", "float16" or "float32".
+        device: "cuda" or "cuda:N".
+        seconds: device time at most; compilation comes on top of it.
+        keep: whether the result is kept.
+
+    Returns:
+        The number of the best way in the list, and the list, as `tune` gives them.
+
+    Raises:
+        ValueError: a number, dtype or device is wrong.
+        NotImplementedError: no kernel takes the problem, as on the CPU.
+        RuntimeError: the device is not there, or failed.
+
+    Examples:
+        >>> from flash_dmattn import tune_softmax
+        >>> tune_softmax(64, 64, device="cpu")
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: softmax runs on CUDA devices only, ...
+    """
+    return _ways(
+        _native.tune_softmax(*_device_of(device), backward, dtype, rows, columns, log, masked, seconds, keep)
+    )

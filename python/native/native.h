@@ -141,5 +141,7 @@ PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssiz
 /* METH_VARARGS */
 PyObject *native_run_as(PyObject *module, PyObject *arguments);
 PyObject *native_tune(PyObject *module, PyObject *arguments);
+PyObject *native_tune_gemm(PyObject *module, PyObject *arguments);
+PyObject *native_tune_softmax(PyObject *module, PyObject *arguments);
 
 #endif

@@ -106,6 +106,8 @@ static PyMethodDef methods[] = {
     {"settings", native_settings, METH_NOARGS, "Environment variables the library reads."},
     {"run_as", native_run_as, METH_VARARGS, "A pass by the plan of a named device and kernel; the plan as JSON."},
     {"tune", native_tune, METH_VARARGS, "Times the ways to run a problem of given shapes."},
+    {"tune_gemm", native_tune_gemm, METH_VARARGS, "Times the ways to run a matrix product."},
+    {"tune_softmax", native_tune_softmax, METH_VARARGS, "Times the ways to run a softmax."},
     {"version", native_version, METH_NOARGS, "Version of the C library."},
     {NULL, NULL, 0, NULL},
 };

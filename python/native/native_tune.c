@@ -25,21 +25,62 @@ static PyObject *result_of(const fdm_tune_row *rows, const fdm_tune_result *resu
                          result->device_seconds, list);
 }
 
+/* What is tuned, by one of the library's functions. */
+struct tuned {
+    fdm_status (*tune)(const struct tuned *tuned, const fdm_device *device, const fdm_tune_options *options,
+                       fdm_tune_row *rows, fdm_tune_result *result);
+    fdm_problem attention;
+    fdm_gemm_problem gemm;
+    fdm_softmax_problem softmax;
+    fdm_tune_options options;
+    int type, index;
+};
+
+static fdm_status tune_attention(const struct tuned *t, const fdm_device *device, const fdm_tune_options *options,
+                                 fdm_tune_row *rows, fdm_tune_result *result) {
+    return fdm_tune(device, &t->attention, options, rows, ROWS_MAX, result);
+}
+static fdm_status tune_gemm(const struct tuned *t, const fdm_device *device, const fdm_tune_options *options,
+                            fdm_tune_row *rows, fdm_tune_result *result) {
+    return fdm_tune_gemm(device, &t->gemm, options, rows, ROWS_MAX, result);
+}
+static fdm_status tune_softmax(const struct tuned *t, const fdm_device *device, const fdm_tune_options *options,
+                               fdm_tune_row *rows, fdm_tune_result *result) {
+    return fdm_tune_softmax(device, &t->softmax, options, rows, ROWS_MAX, result);
+}
+
+/* Without the GIL, one call at a time: the rows are many. */
+static PyObject *run(const struct tuned *t) {
+    static fdm_tune_row rows[ROWS_MAX];
+    static PyThread_type_lock lock;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_tune_result result = {.struct_bytes = sizeof result};
+    fdm_status status;
+    if (!lock && !(lock = PyThread_allocate_lock()))
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS;
+    PyThread_acquire_lock(lock, WAIT_LOCK);
+    rows[0].struct_bytes = sizeof rows[0];
+    status = fdm_device_query(t->type, t->index, &device);
+    if (!status)
+        status = t->tune(t, &device, &t->options, rows, &result);
+    Py_END_ALLOW_THREADS;
+    PyObject *made = status ? native_result(status) : result_of(rows, &result);
+    PyThread_release_lock(lock);
+    return made;
+}
+
 /* tune(device type, index, backward, dtype, B, H, Hkv, Sq, Sk, D, Dv, causal, left, right, window of intervals or 0,
  * seconds, keep) -> (best row, kept, seconds of compilation, of the device, rows) */
 PyObject *native_tune(PyObject *module, PyObject *arguments) {
-    static fdm_tune_row rows[ROWS_MAX]; /* under the GIL's absence: one call at a time, below */
-    static PyThread_type_lock lock;
+    struct tuned t = {.tune = tune_attention, .options = {.struct_bytes = sizeof t.options}};
     fdm_problem p = fdm_problem_default();
-    fdm_device device = {.struct_bytes = sizeof device};
-    fdm_tune_options options = {.struct_bytes = sizeof options};
-    fdm_tune_result result = {.struct_bytes = sizeof result};
     const char *dtype;
-    int type, index, backward, causal, keep;
+    int backward, causal, keep;
     long long left, right, window;
-    if (!PyArg_ParseTuple(arguments, "iipsLLLLLLLpLLLdp", &type, &index, &backward, &dtype, &p.batch, &p.heads,
+    if (!PyArg_ParseTuple(arguments, "iipsLLLLLLLpLLLdp", &t.type, &t.index, &backward, &dtype, &p.batch, &p.heads,
                           &p.heads_kv, &p.seqlen_q, &p.seqlen_k, &p.head_dim, &p.head_dim_v, &causal, &left, &right,
-                          &window, &options.seconds, &keep))
+                          &window, &t.options.seconds, &keep))
         return NULL;
     p.pass = backward ? FDM_BACKWARD : FDM_FORWARD;
     p.dtype = fdm_dtype_from_name(dtype);
@@ -55,19 +96,47 @@ PyObject *native_tune(PyObject *module, PyObject *arguments) {
         p.bias_dtype = p.dtype;
         p.needs_dbias = backward;
     }
-    options.window = window;
-    options.keep = keep;
-    if (!lock && !(lock = PyThread_allocate_lock()))
-        return PyErr_NoMemory();
-    fdm_status status;
-    Py_BEGIN_ALLOW_THREADS;
-    PyThread_acquire_lock(lock, WAIT_LOCK);
-    rows[0].struct_bytes = sizeof rows[0];
-    status = fdm_device_query(type, index, &device);
-    if (!status)
-        status = fdm_tune(&device, &p, &options, rows, ROWS_MAX, &result);
-    Py_END_ALLOW_THREADS;
-    PyObject *made = status ? native_result(status) : result_of(rows, &result);
-    PyThread_release_lock(lock);
-    return made;
+    t.attention = p;
+    t.options.window = window;
+    t.options.keep = keep;
+    return run(&t);
+}
+
+/* tune_gemm(device type, index, dtype, batch, m, n, k, a's rows are contiguous, b's, there is a c, seconds, keep): the
+ * matrices are contiguous */
+PyObject *native_tune_gemm(PyObject *module, PyObject *arguments) {
+    struct tuned t = {.tune = tune_gemm, .options = {.struct_bytes = sizeof t.options}};
+    const char *dtype;
+    int rows_a, rows_b, has_c, keep;
+    fdm_gemm_problem p = {0};
+    if (!PyArg_ParseTuple(arguments, "iisLLLLpppdp", &t.type, &t.index, &dtype, &p.batch, &p.m, &p.n, &p.k, &rows_a,
+                          &rows_b, &has_c, &t.options.seconds, &keep))
+        return NULL;
+    p.dtype = fdm_dtype_from_name(dtype);
+    p.a_rows_contiguous = rows_a;
+    p.b_rows_contiguous = rows_b;
+    p.has_c = has_c;
+    p.mappable = (rows_a ? p.k : p.m) % 8 == 0 && (rows_b ? p.n : p.k) % 8 == 0 && p.n % 8 == 0;
+    t.gemm = p;
+    t.options.keep = keep;
+    return run(&t);
+}
+
+/* tune_softmax(device type, index, backward, dtype, rows, columns, log, masked, seconds, keep): contiguous tensors */
+PyObject *native_tune_softmax(PyObject *module, PyObject *arguments) {
+    struct tuned t = {.tune = tune_softmax, .options = {.struct_bytes = sizeof t.options}};
+    const char *dtype;
+    int backward, is_log, masked, keep;
+    fdm_softmax_problem p = {0};
+    if (!PyArg_ParseTuple(arguments, "iipsLLppdp", &t.type, &t.index, &backward, &dtype, &p.rows, &p.columns, &is_log,
+                          &masked, &t.options.seconds, &keep))
+        return NULL;
+    p.pass = backward ? FDM_BACKWARD : FDM_FORWARD;
+    p.dtype = fdm_dtype_from_name(dtype);
+    p.log = is_log;
+    p.has_mask = masked && !backward;
+    p.aligned = p.columns * fdm_dtype_bytes(p.dtype) % 16 ? 1 : 2;
+    t.softmax = p;
+    t.options.keep = keep;
+    return run(&t);
 }

@@ -96,3 +96,19 @@ def test_the_model_ranks_as_the_record_does():
         coefficients.append(statistics.correlation(x, y))
     assert len(coefficients) >= 8
     assert statistics.mean(coefficients) > 0.8, coefficients
+
+
+def test_companions_need_a_cuda_device(tmp_path):
+    done = run_fdm("tune", "--device", "cpu", "--op", "gemm", "--M", "64", code=1)
+    assert "gemm runs on CUDA devices only" in done.stderr
+    assert "--op is 'gem'; it must be gemm or softmax" in run_fdm("tune", "--op", "gem", code=2).stderr
+    file = tmp_path / "problems"
+    file.write_text('{"op": "softmax", "rows": 64, "columns": 100}\n{"op": "gemm", "M": 64, "beta": 1}\n--seqlen-q 32\n')
+    done = run_fdm("tune", "--device", "cpu", "--seconds", "0.02", "--no-keep", "--json", "--from", str(file), code=1)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["problem"] for row in rows] == [
+        "--op softmax --rows 64 --columns 100",
+        "--op gemm --M 64 --beta 1",
+        "--seqlen-q 32",
+    ]
+    assert "softmax runs on CUDA devices only" in rows[0]["error"] and "error" not in rows[2]

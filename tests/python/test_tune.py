@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from flash_dmattn import tune
+from flash_dmattn import tune, tune_gemm, tune_softmax
 
 SHAPE = (1, 96, 2, 32)
 
@@ -47,3 +47,15 @@ def test_wrong_arguments():
         tune(SHAPE, SHAPE, device="cuda:x")
     with pytest.raises((ValueError, NotImplementedError), match="dtype"):
         tune(SHAPE, SHAPE, dtype="int8", device="cpu")
+
+
+def test_companions_need_a_cuda_device():
+    """The ways themselves are timed by tests/faults, on a pretended device."""
+    with pytest.raises(NotImplementedError, match="gemm runs on CUDA devices only"):
+        tune_gemm(64, 64, 64, device="cpu")
+    with pytest.raises(NotImplementedError, match="softmax runs on CUDA devices only"):
+        tune_softmax(64, 64, device="cpu", backward=True, log=True)
+    with pytest.raises((ValueError, NotImplementedError), match="gemm takes float16 and bfloat16"):
+        tune_gemm(64, 64, 64, device="cpu", dtype="float32")
+    with pytest.raises(ValueError, match="must be 0 to 2"):
+        tune_gemm(-1, 64, 64, device="cpu")
