@@ -37,6 +37,7 @@ static const char help[] =
     "  --explain  each step of the choice on its own line\n"
     "  --variants         every kernel that takes the problem there, and its choice codes\n"
     "  --predict          CUDA: every way to run it, by predicted time\n"
+    "  --tune WISH        kept, rules, or predict: what was kept, else the model's choice where it is surely faster\n"
     "  --resources        CUDA: compiles the kernels and prints registers, spill, shared memory and resident warps\n"
     "  --json\n"
     "\n"
@@ -103,6 +104,7 @@ enum {
     OPT_EXPLAIN,
     OPT_VARIANTS,
     OPT_PREDICT,
+    OPT_TUNE,
     OPT_RESOURCES,
     OPT_JSON,
     OPT_RANKS,
@@ -152,6 +154,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"explain", no_argument, 0, OPT_EXPLAIN},
                                         {"variants", no_argument, 0, OPT_VARIANTS},
                                         {"predict", no_argument, 0, OPT_PREDICT},
+                                        {"tune", required_argument, 0, OPT_TUNE},
                                         {"resources", no_argument, 0, OPT_RESOURCES},
                                         {"json", no_argument, 0, OPT_JSON},
                                         {"ranks", required_argument, 0, OPT_RANKS},
@@ -250,6 +253,12 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_EXPLAIN: return r->explain = 1;
     case OPT_VARIANTS: return r->variants = 1;
     case OPT_PREDICT: return r->predict = 1;
+    case OPT_TUNE:
+        r->options.tune = strcmp(text, "rules") == 0     ? FDM_TUNE_RULES
+                          : strcmp(text, "predict") == 0 ? FDM_TUNE_PREDICT
+                                                         : FDM_TUNE_DEFAULT;
+        return r->options.tune || strcmp(text, "kept") == 0 ||
+               complain(0, "--tune is '%s'; it must be kept, rules or predict", text);
     case OPT_RESOURCES: return r->resources = 1;
     case OPT_JSON: return r->json = 1;
     default: break;

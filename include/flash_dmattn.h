@@ -281,7 +281,10 @@ typedef enum fdm_tune_wish {
     /* The one-call form also measures a class of problems at its first use, outside of captures, which may take the
      * compilation and two seconds. */
     FDM_TUNE_MEASURE = 1,
-    FDM_TUNE_RULES = 2 /* the rules alone */
+    FDM_TUNE_RULES = 2, /* the rules alone */
+    /* What was kept, else the way that the model predicts to be surely faster than that of the rules: for a device that
+     * is not there, too. The companions have no model: as FDM_TUNE_DEFAULT. */
+    FDM_TUNE_PREDICT = 3
 } fdm_tune_wish;
 
 typedef struct fdm_options {

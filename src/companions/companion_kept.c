@@ -72,7 +72,7 @@ fdm_status companion_plan(const struct companion_operation *operation, const fdm
     const uint32_t generation = tuning_generation();
     int wish;
     fdm_status status = tuning_wish(tune, kernel != NULL || !device->present, &wish);
-    *measures = wish > 1;
+    *measures = wish == TUNING_MEASURES;
     if (!status && kept->operation == operation && !kernel && device->present && kept->wish == wish &&
         kept->device.index == device->id.index && kept->generation == generation &&
         memcmp(kept->problem, problem, operation->problem_bytes) == 0) {

@@ -12,13 +12,13 @@ static void append(fdm_plan *plan, const char *first, const char *second) {
     snprintf(plan->reason + used, sizeof plan->reason - used, "%s%s", first, second);
 }
 
-void plan_apply_kept(const fdm_device *device, fdm_plan *plan) {
+int plan_apply_kept(const fdm_device *device, fdm_plan *plan) {
     char key[TUNING_KEY_BYTES], maker[TUNING_MAKER_BYTES], day[32], words[256];
     struct tuning_entry entry;
     fdm_plan tuned;
     if (tuning_key(device, &plan->problem, plan->num_threads, key) || tuning_maker(device, maker) ||
         !tuning_find(key, maker, &entry) || entry.num_best == 0)
-        return;
+        return 0;
     tuning_name_day(entry.date, day, sizeof day);
     const struct tuning_choice *best = &entry.best[entry.chosen < 0 ? 0 : entry.chosen];
     if (entry.chosen < 0) {
@@ -36,4 +36,5 @@ void plan_apply_kept(const fdm_device *device, fdm_plan *plan) {
         snprintf(plan->reason, sizeof plan->reason, "%s", words);
         append(plan, *tuned.reason ? tuned.reason : rules.reason, "");
     }
+    return 1;
 }

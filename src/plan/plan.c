@@ -228,14 +228,15 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
     return FDM_OK;
 }
 
-/* The rules' plan, or that of a kept choice. */
+/* The rules' plan, or that of a kept choice, or of the model's. */
 static fdm_status choose_or_keep(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                                  fdm_plan *plan) {
     fdm_status status = tuning_check_older_names();
     if (!status)
         status = choose(device, problem, wishes, plan);
-    if (!status && wishes->tune && device->present)
-        plan_apply_kept(device, plan);
+    const int is_kept = !status && wishes->tune && device->present && plan_apply_kept(device, plan);
+    if (!status && !is_kept && wishes->tune == TUNING_PREDICTS)
+        plan_apply_predicted(device, plan);
     return status;
 }
 
@@ -362,7 +363,7 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
         kept->tune = wishes.tune;
         kept->made = 1;
     }
-    *measures = wishes.tune > 1;
+    *measures = wishes.tune == TUNING_MEASURES;
     *plan = kept->plan;
     return FDM_OK;
 }

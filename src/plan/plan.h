@@ -16,8 +16,10 @@ fdm_status plan_by_rules(const fdm_device *device, const fdm_problem *problem, c
 fdm_status plan_of_choice(const fdm_device *device, const fdm_problem *problem, const char *kernel, const char *choice,
                           int32_t num_threads, fdm_plan *plan);
 /* Puts the choice that was kept for the problem's class in the place of the rules' plan, or says in its reason why not.
- */
-void plan_apply_kept(const fdm_device *device, fdm_plan *plan);
+ * 1: the class was measured, whatever came of it. */
+int plan_apply_kept(const fdm_device *device, fdm_plan *plan);
+/* Puts the way of the least predicted time in its place, where the model is sure that it is faster. */
+void plan_apply_predicted(const fdm_device *device, fdm_plan *plan);
 /* A caller's plan, whole: itself or `*room`. NULL with a sentence: it is none, or of a newer version. */
 const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room);
 /* The family a plan names, NULL when there is none (a plan from JSON may be foreign). */

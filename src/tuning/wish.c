@@ -17,13 +17,14 @@ fdm_status tuning_wish(int64_t asked, int excluded, int *wish) {
     const char *value;
     const fdm_status status = setting_read(SETTING_TUNE, &value);
     *wish = 0;
-    if (asked < FDM_TUNE_DEFAULT || asked > FDM_TUNE_RULES)
+    if (asked < FDM_TUNE_DEFAULT || asked > FDM_TUNE_PREDICT)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "tune is %lld; it must be 0 (FLASH_DMATTN_TUNE), 1 (measure) or 2 (the rules)",
+                         "tune is %lld; it must be 0 (FLASH_DMATTN_TUNE), 1 (measure), 2 (the rules) or 3 (predict)",
                          (long long)asked);
+    const int measures = asked == FDM_TUNE_MEASURE || (asked == FDM_TUNE_DEFAULT && value && *value == '1');
     const int rules = asked == FDM_TUNE_RULES || (asked == FDM_TUNE_DEFAULT && value && *value == '0');
     if (!status && !excluded && !rules)
-        *wish = asked == FDM_TUNE_MEASURE || (value && *value == '1') ? 2 : 1;
+        *wish = measures ? TUNING_MEASURES : asked == FDM_TUNE_PREDICT ? TUNING_PREDICTS : TUNING_TAKES_KEPT;
     return status;
 }
 

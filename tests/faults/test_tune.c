@@ -1,5 +1,6 @@
 /* test_tune.c: the tuner on a pretended device whose kernels take planted times: it finds the fastest, drops what is
  * wrong, keeps the limit of time, and plans take what it kept and nothing else. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -238,6 +240,43 @@ static void what_does_not_fit_is_passed_over(void) {
     assert_string_equal(plan.choice, rule.choice);
 }
 
+/* The model speaks where it is asked and nothing was kept; deterministic calls do not hear it. */
+static void plans_take_what_is_predicted(void) {
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_problem p = problem_of();
+    fdm_options options = fdm_options_default();
+    fdm_plan plan = {.struct_bytes = sizeof plan}, rule = {.struct_bytes = sizeof rule};
+    int predicted = 0;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (int64_t length = 300; length < 40000; length = length * 5 / 4) {
+        fdm_prediction of_rule = {.struct_bytes = sizeof of_rule}, of_plan = {.struct_bytes = sizeof of_plan};
+        p.seqlen_q = p.seqlen_k = length;
+        p.head_dim = p.head_dim_v = 64;
+        p.dtype = FDM_BFLOAT16;
+        p.pass = FDM_BACKWARD;
+        p.needs_dq = p.needs_dk = p.needs_dv = p.has_intervals = p.causal = 1;
+        options.tune = FDM_TUNE_RULES;
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &rule), FDM_OK);
+        options.tune = FDM_TUNE_PREDICT;
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+        if (strcmp(plan.choice, rule.choice) == 0) {
+            assert_null(strstr(plan.reason, "predicted"));
+            continue;
+        }
+        predicted++;
+        assert_memory_equal(plan.reason, "predicted ", 10);
+        assert_non_null(strstr(plan.reason, rule.choice));
+        assert_int_equal(fdm_plan_predict(&device, &plan, 0, &of_plan), FDM_OK);
+        assert_int_equal(fdm_plan_predict(&device, &rule, 0, &of_rule), FDM_OK);
+        assert_true(of_plan.seconds > 0 && of_plan.seconds < 0.98 * of_rule.seconds);
+        p.deterministic = 1;
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+        assert_null(strstr(plan.reason, "predicted"));
+        p.deterministic = 0;
+    }
+    assert_true(predicted > 0);
+}
+
 static void settings_are_checked(void) {
     const fdm_device device = the_device();
     const fdm_problem p = problem_of();
@@ -249,8 +288,51 @@ static void settings_are_checked(void) {
     setenv("FLASH_DMATTN_AUTOTUNE", "1", 1);
     assert_refused(fdm_plan_attention(&device, &p, NULL, &plan), FDM_ERROR_INVALID_ARGUMENT, "FLASH_DMATTN_TUNE");
     unsetenv("FLASH_DMATTN_AUTOTUNE");
-    options.tune = 3;
-    assert_refused(fdm_plan_attention(&device, &p, &options, &plan), FDM_ERROR_INVALID_ARGUMENT, "tune is 3");
+    options.tune = 4;
+    assert_refused(fdm_plan_attention(&device, &p, &options, &plan), FDM_ERROR_INVALID_ARGUMENT, "tune is 4");
+}
+
+/* ---- a disk that is full ---- */
+
+static enum { DISK_FINE, DISK_FULL, DISK_FILLS_UP, DISK_KEEPS_NAMES } disk;
+
+ssize_t __real_write(int file, const void *data, size_t bytes);
+ssize_t __wrap_write(int file, const void *data, size_t bytes);
+ssize_t __wrap_write(int file, const void *data, size_t bytes) {
+    if (disk == DISK_FILLS_UP && bytes > 8) { /* half of it finds room */
+        disk = DISK_FULL;
+        return __real_write(file, data, bytes / 2);
+    }
+    if (disk != DISK_FULL)
+        return __real_write(file, data, bytes);
+    errno = ENOSPC;
+    return -1;
+}
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+    if (disk != DISK_KEEPS_NAMES)
+        return __real_rename(from, to);
+    errno = ENOSPC;
+    return -1;
+}
+
+/* What is measured is taken by this process alone, and the file from before stays whole. */
+static void a_full_disk_loses_nothing(void) {
+    const fdm_problem p = problem_of();
+    plant_times(0.5e-3, 2e-3, 1e-3);
+    const char *best = unlike_plan(0).choice;
+    assert_int_equal(tune(&all_ways).kept, 1);
+    for (int kind = DISK_FULL; kind <= DISK_KEEPS_NAMES; kind++) {
+        plant_times(2e-3, 3e-3, 1e-3); /* now the rules' choice is the fastest */
+        disk = kind;
+        const fdm_tune_result result = tune(&all_ways);
+        disk = DISK_FINE;
+        assert_int_equal(result.kept, 2);
+        assert_non_null(strstr(plan_of(&p, NULL).reason, "no other way is faster"));
+        tuning_forget_memory();
+        assert_takes(&p, NULL, best, "measured");
+    }
 }
 
 /* ---- the first use ---- */
@@ -312,6 +394,8 @@ static const struct scenario scenarios[] = {
     {"few_ways_are_those_of_the_model", few_ways_are_those_of_the_model, "", 0},
     {"plans_take_what_was_kept", plans_take_what_was_kept, "", 0},
     {"what_does_not_fit_is_passed_over", what_does_not_fit_is_passed_over, "", 0},
+    {"a_full_disk_loses_nothing", a_full_disk_loses_nothing, "", 0},
+    {"plans_take_what_is_predicted", plans_take_what_is_predicted, "", 0},
     {"settings_are_checked", settings_are_checked, "", 0},
     {"the_first_call_measures_where_asked", the_first_call_measures_where_asked, "", 0},
     {"a_failed_measurement_is_no_error", a_failed_measurement_is_no_error, "", 0},
