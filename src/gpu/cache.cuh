@@ -66,35 +66,48 @@ __device__ __forceinline__ struct cached_keys find_cached_keys(const struct gpu_
     return s;
 }
 
-/* Where a key lies: its row in a page, whose number is under way, or -1 - n of the n-th new key; or nowhere. */
+/* Where a key lies: its row in a page, or -1 - n of row n of the new keys, or nowhere; and the entry of the table that
+ * names its page. */
 #define NO_ROW (-0x7fffffff - 1)
+struct page_entry {
+    const char *at; /* NULL: the page is the list, or there is none */
+    int row;
+};
+__device__ __forceinline__ struct page_entry find_page_entry(const struct gpu_cache &c, const struct cached_keys &s,
+                                                             int key) {
+    if (key < 0 || key >= s.seqlen_k)
+        return {0, NO_ROW};
+    struct page_entry entry = {0, key};
+    if (c.table.data) {
+        const uint32_t column = (uint32_t)key / (uint32_t)c.page_rows;
+        entry.at = s.entries + (int64_t)column * c.table.column * c.table.bytes;
+        entry.row -= (int)(column * (uint32_t)c.page_rows);
+    }
+    if (key >= s.cached)
+        entry.row = -1 - (s.new_begin + key - s.cached);
+    return entry;
+}
+
+/* The same with the number of the page, which is under way. */
 struct page_row {
     uint64_t page;
     int row;
 };
 __device__ __forceinline__ struct page_row find_page_row(const struct gpu_cache &c, const struct cached_keys &s,
                                                          int key) {
-    if (key < 0 || key >= s.seqlen_k)
-        return {0, NO_ROW};
-    uint64_t page = (uint32_t)s.list;
-    int row = key;
-    if (c.table.data) {
-        const uint32_t column = (uint32_t)key / (uint32_t)c.page_rows;
-        page = index_bits(s.entries + (int64_t)column * c.table.column * c.table.bytes, c.table.bytes);
-        row -= (int)(column * (uint32_t)c.page_rows);
-    }
-    return {page, key < s.cached ? row : -1 - (key - s.cached)};
+    const struct page_entry entry = find_page_entry(c, s, key);
+    return {entry.at ? index_bits(entry.at, c.table.bytes) : (uint32_t)s.list, entry.row};
 }
 
 /* Its address in the pages of one KV head, or in the new rows; NULL: its page is none, and it is not visible. */
 template <int element_bytes>
 __device__ __forceinline__ const char *row_address(const struct gpu_cache &c, const struct page_row &at,
                                                    const struct gpu_matrix &pages, const struct gpu_matrix &added,
-                                                   int64_t batch, int64_t new_begin, int head) {
+                                                   int batch, int head) {
     if (at.row == NO_ROW || at.page >= (uint64_t)c.num_pages)
         return (const char *)0;
     const int64_t in_pages = (int64_t)at.page * pages.batch + at.row * pages.row + head * pages.head;
-    const int64_t in_new = batch * added.batch + (new_begin + (-1 - at.row)) * added.row + head * added.head;
+    const int64_t in_new = batch * added.batch + (int64_t)(-1 - at.row) * added.row + head * added.head;
     return at.row >= 0 ? pages.data + in_pages * element_bytes : added.data + in_new * element_bytes;
 }
 

@@ -100,7 +100,9 @@ static inline int32_t gpu_bias_constant(const fdm_problem *p) {
 }
 /* CACHE of kernels: GPU_CACHE_*. */
 static inline int32_t gpu_cache_constant(const fdm_problem *p) {
-    return !p->has_cache ? GPU_CACHE_NONE : p->page_size || p->new_rows ? GPU_CACHE_PAGES : GPU_CACHE_ROWS;
+    return !p->has_cache                                     ? GPU_CACHE_NONE
+           : p->page_size || p->new_rows || p->has_first_key ? GPU_CACHE_PAGES
+                                                             : GPU_CACHE_ROWS;
 }
 static inline int32_t gpu_used_constant(const fdm_problem *p) {
     return p->has_seqused_q || (p->has_seqused_k && !p->has_cache);

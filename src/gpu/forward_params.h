@@ -57,7 +57,7 @@ struct gpu_indices {
 
 /* CACHE in constants: where the keys of a call lie. */
 #define GPU_CACHE_NONE  0 /* in k and v of the call */
-#define GPU_CACHE_ROWS  1 /* in a cache, one behind the other: there is no table, and nothing is appended */
+#define GPU_CACHE_ROWS  1 /* in a cache, one behind the other from the first: there is no table, and nothing appended */
 #define GPU_CACHE_PAGES 2 /* in a cache, a row at a time: by a table, or in the new keys of the call */
 
 /* A KV cache, of which k and v of the parameters are the pages: the batch of both is a page. */

@@ -20,6 +20,23 @@ __device__ __forceinline__ float redo_number(const char *data, int64_t index) {
     return DTYPE == GPU_FLOAT32 ? ((const float *)data)[index] : unpack(((const uint16_t *)data)[index]);
 }
 
+/* Row j of the keys of a KV head, K or V: element `first` of `data`; of a cache's data is NULL where the page is none. */
+struct redo_place {
+    const char *data;
+    int64_t first;
+};
+__device__ __forceinline__ struct redo_place redo_key(const struct gpu_forward_params &a, const struct sequence &s,
+                                                      const struct gpu_matrix &m, const struct gpu_matrix &added,
+                                                      int head_kv, int j) {
+    if (CACHE)
+        return {
+            row_address < DTYPE == GPU_FLOAT32
+                ? 4
+                : 2 > (a.cache, find_page_row(a.cache, find_cached_keys(a, s.batch), j), m, added, s.batch, head_kv),
+            0};
+    return {m.data, s.batch * m.batch + ((int64_t)s.k_begin + j) * m.row + head_kv * m.head};
+}
+
 /* Whether row `row` of a query head sees key j of its sequence, and the pair's bias. */
 __device__ __forceinline__ bool redo_sees(const struct gpu_forward_params &a, const struct sequence &s, int head,
                                           int row, int j, float &bias) {
@@ -103,12 +120,14 @@ __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, co
         const int j = begin + lane;
         const uint32_t seen = __ballot_sync(0xffffffff, j < last && redo_sees(a, s, head, row, j, bias));
         for_each_bit(seen, [&](int n) {
-            const int64_t k = s.batch * a.k.batch + ((int64_t)s.k_begin + begin + n) * a.k.row + head_kv * a.k.head;
+            const struct redo_place k = redo_key(a, s, a.k, a.cache.k_new, head_kv, begin + n);
+            if (CACHE && !k.data)
+                return;
             float x = 0, slope;
 #pragma unroll 1
             for (int c = 0; c < a.head_dim; c += 32)
                 if (c + lane < a.head_dim)
-                    x += redo_number(a.q.data, q + c + lane) * redo_number(a.k.data, k + c + lane);
+                    x += redo_number(a.q.data, q + c + lane) * redo_number(k.data, k.first + c + lane);
             x = cap_score(a, redo_sum(x) * a.scale, slope);
             visit(begin + n, x + __shfl_sync(0xffffffff, bias, n), slope);
         });
@@ -132,13 +151,13 @@ __device__ __forceinline__ struct redone_row<HEAD_DIM_V> redo_row(const struct g
         const float most = fmaxf(r.most, x), shift = most == MINUS_INF ? 0.0f : most;
         const float factor = r.most == most ? 1.0f : ex2_approx((r.most - shift) * LOG2_E);
         const float p = ex2_approx((x - shift) * LOG2_E);
-        const int64_t v = s.batch * a.v.batch + ((int64_t)s.k_begin + key) * a.v.row + head_kv * a.v.head;
+        const struct redo_place v = redo_key(a, s, a.v, a.cache.v_new, head_kv, key);
         r.most = most;
         r.sum = r.sum * factor + p;
 #pragma unroll
         for (int i = 0; i < r.count; i++) {
             const int c = threadIdx.x % 32 + 32 * i;
-            r.o[i] = r.o[i] * factor + (c < a.head_dim_v ? p * redo_number(a.v.data, v + c) : 0.0f);
+            r.o[i] = r.o[i] * factor + (c < a.head_dim_v ? p * redo_number(v.data, v.first + c) : 0.0f);
         }
     });
     return r;

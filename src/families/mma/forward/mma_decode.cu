@@ -75,6 +75,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ONE_TILE (STAGES == 1)
 #define LISTED   ((MASK || BIAS || INTERVALS) && !ONE_TILE)
 #define PAGED    (CACHE == GPU_CACHE_PAGES)
+/* Where rows lie is read from the table a tile ahead; else as they are copied, so that nothing spills. */
+#define LOOKS_AHEAD (PAGED && !(LISTED && HEAD_DIM_V > 128))
 /* Where the block is comes from the device's memory. */
 #define PLACE_IS_READ (VARLEN || SEQUSED || CACHE || ORDERED)
 #define MARKS_OFFSET  (Q_BYTES + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0) + (SHARED ? WARPS * 1024 : 0))
@@ -401,7 +403,7 @@ struct decoder {
             l.keys = ring + RING_BYTES;
             l.counts = l.keys + MMA_DECODE_LIST * 4;
             l.num_units = at.high > at.low && units > at.split ? (units - at.split - 1) / a.num_splits + 1 : 0;
-            list_up_to(l, a, at, (STAGES + PAGED) * BLOCK_N);
+            list_up_to(l, a, at, (STAGES + LOOKS_AHEAD) * BLOCK_N);
         } else if (ONE_TILE) {
             first_key = at.low + at.split * BLOCK_N;
             count = max(min(at.high - first_key, BLOCK_N), 0);
@@ -416,16 +418,19 @@ struct decoder {
 
     /* Reads the table for the lane's key of tile t. */
     __device__ __forceinline__ void look_up(int t) {
+        if (!PAGED)
+            return;
         const int slot = t * BLOCK_N + warp * WARP_KEYS + threadIdx.x % WARP_KEYS;
-        if (PAGED)
-            ahead = find_page_row(a.cache, at.in_cache, has_tile(t) ? key_at(l, at, first_key, slot) : -1);
+        int batch = at.batch;
+        if (!LOOKS_AHEAD)
+            batch = opaque(batch); /* what is known of the sequence is not kept */
+        ahead = find_page_row(a.cache, LOOKS_AHEAD ? at.in_cache : find_cached_keys(a, batch),
+                              has_tile(t) ? key_at(l, at, first_key, slot) : -1);
     }
     /* Its address in K or V. */
     __device__ __forceinline__ const char *address(const struct gpu_matrix &pages,
                                                    const struct gpu_matrix &added) const {
-        return PAGED ? row_address<ELEMENT_BYTES>(a.cache, ahead, pages, added, at.batch, at.in_cache.new_begin,
-                                                  at.head_kv)
-                     : nullptr;
+        return PAGED ? row_address<ELEMENT_BYTES>(a.cache, ahead, pages, added, at.batch, at.head_kv) : nullptr;
     }
     __device__ __forceinline__ uint32_t marks_of(int t) const { return q_tile + MARKS_OFFSET + t % STAGES * WARPS * 4; }
 
@@ -502,7 +507,8 @@ struct decoder {
             fetch_v(t);
             cp_async_commit();
         }
-        look_up(STAGES - 1);
+        if (LOOKS_AHEAD)
+            look_up(STAGES - 1);
         cp_async_wait<STAGES - 2>();
         __syncthreads();
         if (KEEP_Q)
@@ -542,11 +548,14 @@ struct decoder {
             cp_async_wait<STAGES - 2>();
             wait_for_group();
             if (LISTED)
-                list_up_to(l, a, at, (t + STAGES + PAGED) * BLOCK_N);
+                list_up_to(l, a, at, (t + STAGES + LOOKS_AHEAD) * BLOCK_N);
+            if (!LOOKS_AHEAD)
+                look_up(t + STAGES - 1);
             fetch_k(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
             fetch_v(t + STAGES - 1);
             cp_async_commit();
-            look_up(t + STAGES);
+            if (LOOKS_AHEAD)
+                look_up(t + STAGES);
             const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {

@@ -11,7 +11,7 @@
 #define UNIT  mma_decode_unit(WARPS)
 #define UNITS (MMA_DECODE_SCAN / UNIT)
 
-static_assert(MMA_DECODE_LIST >= (STAGES + 1 + PAGED) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
+static_assert(MMA_DECODE_LIST >= (STAGES + 1 + LOOKS_AHEAD) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
 static_assert(MMA_DECODE_LIST % BLOCK_N == 0, "a tile's keys lie side by side in the list");
 static_assert(UNITS * WARPS == 64 && UNITS * UNIT == MMA_DECODE_SCAN, "a lane has two counts of a scan");
 

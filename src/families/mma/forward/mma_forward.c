@@ -27,33 +27,36 @@ struct tile {
     int32_t windowed;   /* 0: only without causal and window, 2: only with */
     int32_t extras_max; /* how many of intervals, mask, bias (counted twice) and varlen there may be */
     int32_t seqlen_k_min;
-    int32_t arch_max; /* compute capability, 90 = 9.0, beyond which the assembler spills; 0: none */
+    int32_t arch_max;       /* compute capability, 90 = 9.0, beyond which the assembler spills; 0: none */
+    int32_t cache_arch_max; /* the same beside a cache; -1: it spills on all */
     int32_t warps, row_tiles, block_n, stages, blocks; /* blocks: wanted on a multiprocessor at a time */
     int32_t q_in_registers, optimistic;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, BARE, 1, 0, 1, 0, 90, 4, 2, 128, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
-    {64, BARE, 1, 2, 0, 2048, 90, 4, 2, 96, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
-    {64, BARE, 0, 1, 1, 0, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys"},
-    {128, BARE, 0, 1, 0, 0, 90, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: a fragment of K or V feeds two products"},
-    {128, BARE, 0, 1, 1, 0, 90, 4, 2, 48, 2, 2, 0, 1, "32 rows a warp, and registers for packed sequences"},
-    {128, BARE, 0, 1, 1, 0, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
-    {256, BARE, 0, 1, 1, 0, 90, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
-    {256, BARE, 0, 1, 1, 0, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB, and 10.0 has no spill"},
-    {256, BARE, 0, 1, 1, 0, 90, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
-    {256, BARE, 0, 1, 1, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB, and 12.0 has no spill"},
-    {64, LISTED, 0, 1, 5, 0, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
-    {128, LISTED, 2, 1, 1, 0, 90, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
-    {128, LISTED, 0, 1, 5, 0, 0, 4, 2, 16, 2, 2, 0, 0, "the longest step without a spill"},
-    {64, ROWS, 0, 1, 3, 0, 90, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
-    {64, ROWS, 0, 1, 3, 0, 0, 4, 2, 32, 2, 2, 0, 1, "the longest step without a spill"},
-    {128, ROWS, 0, 0, 3, 0, 0, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
-    {128, MIXED, 0, 1, 5, 0, 90, 4, 1, 64, 2, 2, 0, 0, "16 rows a warp leave registers for mask, bias and softcap"},
-    {128, MIXED, 0, 1, 5, 0, 90, 4, 1, 32, 2, 2, 0, 0, "fits 99 KB"},
-    {128, MIXED, 0, 1, 5, 0, 0, 4, 1, 16, 2, 2, 0, 0, "fits 99 KB"},
-    {256, MIXED, 0, 1, 5, 0, 90, 8, 1, 16, 2, 1, 0, 0, "the longest step without a spill"},
-    {256, MIXED, 0, 1, 5, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
+    {64, BARE, 1, 0, 1, 0, 90, -1, 4, 2, 128, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 1, 2, 0, 2048, 90, -1, 4, 2, 96, 2, 2, 1, 1,
+     "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 0, 1, 1, 0, 0, 0, 4, 2, 64, 2, 2, 1, 1,
+     "short rows waste less of the diagonal; 6 % faster than 96 keys"},
+    {128, BARE, 0, 1, 0, 0, 90, 0, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: a fragment of K or V feeds two products"},
+    {128, BARE, 0, 1, 1, 0, 90, 0, 4, 2, 48, 2, 2, 0, 1, "32 rows a warp, and registers for packed sequences"},
+    {128, BARE, 0, 1, 1, 0, 0, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
+    {256, BARE, 0, 1, 1, 0, 90, 0, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
+    {256, BARE, 0, 1, 1, 0, 0, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB, and 10.0 has no spill"},
+    {256, BARE, 0, 1, 1, 0, 90, 0, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
+    {256, BARE, 0, 1, 1, 0, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB, and 12.0 has no spill"},
+    {64, LISTED, 0, 1, 5, 0, 0, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, LISTED, 2, 1, 1, 0, 90, 0, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
+    {128, LISTED, 0, 1, 5, 0, 0, 0, 4, 2, 16, 2, 2, 0, 0, "the longest step without a spill"},
+    {64, ROWS, 0, 1, 3, 0, 90, -1, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
+    {64, ROWS, 0, 1, 3, 0, 0, 0, 4, 2, 32, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, ROWS, 0, 0, 3, 0, 0, 0, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
+    {128, MIXED, 0, 1, 5, 0, 90, 0, 4, 1, 64, 2, 2, 0, 0, "16 rows a warp leave registers for mask, bias and softcap"},
+    {128, MIXED, 0, 1, 5, 0, 90, 0, 4, 1, 32, 2, 2, 0, 0, "fits 99 KB"},
+    {128, MIXED, 0, 1, 5, 0, 0, 0, 4, 1, 16, 2, 2, 0, 0, "fits 99 KB"},
+    {256, MIXED, 0, 1, 5, 0, 90, 0, 8, 1, 16, 2, 1, 0, 0, "the longest step without a spill"},
+    {256, MIXED, 0, 1, 5, 0, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 enum { MMA_FORWARD_PARAMETERS(PLAN_PARAMETER) };
@@ -73,7 +76,9 @@ static enum scoring scoring_of(const fdm_problem *p) {
 }
 
 /* A bias in a list takes the registers of two. */
-static int32_t extras_of(const fdm_problem *p) { return p->has_intervals + p->has_mask + 2 * p->has_bias + p->varlen; }
+static int32_t extras_of(const fdm_problem *p) {
+    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || p->has_cache);
+}
 
 /* Mask and bias rows are copied to shared memory beside the keys. */
 static int stages_scores(const fdm_problem *p) {
@@ -88,7 +93,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
                          ? 0
                          : gpu_mask_rows(p) + (gpu_bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
     return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, padded(p->head_dim), padded(p->head_dim_v),
-                                    lists, staged);
+                                    lists, staged, gpu_cache_constant(p) == GPU_CACHE_PAGES);
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -97,7 +102,9 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
         t->exact ? d == t->head_dim_max && dv == t->head_dim_max : d <= t->head_dim_max && dv <= t->head_dim_max;
     /* a tile for everything takes what a tile for less would take, where that does not fit the device */
     const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
-    const int arch = !t->arch_max || device->compute_major * 10 + device->compute_minor <= t->arch_max;
+    const int32_t own = device->compute_major * 10 + device->compute_minor;
+    const int arch =
+        (!t->arch_max || own <= t->arch_max) && (!p->has_cache || !t->cache_arch_max || own <= t->cache_arch_max);
     return dims && scored && arch && (gpu_bounded(p) ? t->windowed != 0 : t->windowed != 2) &&
            extras_of(p) <= t->extras_max && p->seqlen_k >= t->seqlen_k_min &&
            shared_bytes(t, p) <= device->shared_bytes;
@@ -223,7 +230,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

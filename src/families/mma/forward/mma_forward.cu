@@ -41,6 +41,7 @@ constexpr bool TILE_LIST = MASK && MASK_ROWS && !KEY_LIST; /* tiles in which som
 constexpr bool STAGED = SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS));
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
 constexpr bool FAST_PATH = OPTIMISTIC && MAXIMA_BARE && !STAGED && !KEY_LIST;
+constexpr bool AGAIN = VARLEN || SEQUSED || CACHE; /* where the block is is read, and read again in the end */
 constexpr float SUM_MAX = 64.0f; /* of a thread's P of one row and tile, before the maximum is raised */
 
 #include "families/mma/forward/mma_forward_list.cuh"
@@ -55,8 +56,8 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     int size = min(a.heads_per_l2_group, heads - l2_group * a.heads_per_l2_group);
     int block = index / size, head = l2_group * a.heads_per_l2_group + index % size;
     const struct sequence s = find_sequence(a, head / a.heads);
-    struct place at = {s, head % a.heads, (WINDOW ? blocks - 1 - block : block) * BLOCK_M, 0, s.seqlen_k,
-                       0, s.seqlen_k};
+    struct place at = {s, head % a.heads, (WINDOW ? blocks - 1 - block : block) * BLOCK_M, 0, s.seqlen_k, 0, s.seqlen_k,
+                       0, s.batch};
     if (WINDOW) {
         const int last_row = min(at.first_row + BLOCK_M, at.seqlen_q) - 1;
         at.first_key = first_key(a, at, at.first_row);
@@ -64,12 +65,19 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
         at.last_key = last_key(a, at, last_row) + 1;
         at.last_full = last_key(a, at, at.first_row) + 1;
     }
+    if (CACHE) {
+        const struct cached_keys in_cache = find_cached_keys(a, s.batch);
+        at.padding = in_cache.first_key;
+        at.list = in_cache.list;
+        at.first_key = max(at.first_key, at.padding);
+        at.first_full = max(at.first_full, at.padding);
+    }
     return at;
 }
 
-/* A row of one head of the place's batch. */
-__device__ __forceinline__ const char *rows_of(const struct gpu_matrix &m, const struct place &at, int row, int head) {
-    return m.data + (at.batch * m.batch + (int64_t)row * m.row + head * m.head) * 2;
+/* A row of one head of a batch. */
+__device__ __forceinline__ const char *rows_of(const struct gpu_matrix &m, int batch, int row, int head) {
+    return m.data + (batch * m.batch + (int64_t)row * m.row + head * m.head) * 2;
 }
 
 /* P of one tile, packed as left operands, and the sums of what a thread has of it. */
@@ -255,7 +263,8 @@ struct warp_rows {
             for (int half = 0; half < 2; half++) {
                 const uint32_t local = local_row(r, half);
                 const int row = at.first_row + (int)local;
-                const int first = first_key(a, at, row) - keys.first, last = last_key(a, at, row) - keys.first;
+                const int from = CACHE ? max(first_key(a, at, row), at.padding) : first_key(a, at, row);
+                const int first = from - keys.first, last = last_key(a, at, row) - keys.first;
                 const char *mask = scores.mask + (int64_t)min(row, at.seqlen_q - 1) * a.mask.row;
 #pragma unroll
                 for (int n = 0; n < KEY_TILES; n++) {
@@ -270,6 +279,8 @@ struct warp_rows {
                         else if (MASK && MASK_ROWS)
                             visible =
                                 visible && mask[(int64_t)(KEY_LIST ? keys.index[j] : keys.first + j) * a.mask.key];
+                        if (PAGED && keys.missing)
+                            visible = visible && !tile_pages(q_tile).is_missing(a.cache, keys.turn, j);
                         if (!visible)
                             s[r][n][half * 2 + c] = MINUS_INF;
                     }
@@ -468,14 +479,19 @@ struct key_walk : warp_rows {
     const int first_tile, last_tile;
     struct key_list keys;   /* KEY_LIST */
     struct tile_list tiles; /* TILE_LIST */
+    const struct tile_pages pages;
     bool q_kept;
 
     __device__ __forceinline__ key_walk(const struct gpu_forward_params &params, const struct place &own, char *shared)
         : warp_rows(params, own, shared_address(shared)),
-          k_source(rows_of(a.k, at, at.k_begin, at.head / a.group), a.k.row, a.head_dim),
-          v_source(rows_of(a.v, at, at.k_begin, at.head / a.group), a.v.row, a.head_dim_v),
+          k_source(rows_of(a.k, CACHE ? at.list : at.batch, at.k_begin, at.head / a.group), a.k.row, a.head_dim),
+          v_source(rows_of(a.v, CACHE ? at.list : at.batch, at.k_begin, at.head / a.group), a.v.row, a.head_dim_v),
           first_tile(at.first_key / BLOCK_N), last_tile((at.last_key + BLOCK_N - 1) / BLOCK_N),
-          keys(shared, at.first_key), tiles{(uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET), 0}, q_kept(false) {}
+          keys(shared, at.first_key), tiles{(uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET), 0}, pages(shared),
+          q_kept(false) {
+        if (PAGED)
+            pages.find_sequence(a, at.batch);
+    }
 
     __device__ __forceinline__ uint32_t k_tile(int t) const {
         return q_tile + MMA_FORWARD_Q_BYTES + t % STAGES * BLOCK_N * HEAD_DIM * 2;
@@ -489,12 +505,25 @@ struct key_walk : warp_rows {
             return keys.tile(t);
         const int first = (TILE_LIST ? tiles.tile(t) : last_tile - 1 - t) * BLOCK_N;
         const bool cut = first < at.first_full || first + BLOCK_N > at.last_full;
-        return {first, min(at.seqlen_k - first, BLOCK_N), cut || (TILE_LIST && !tiles.is_full(t)), 0, 0, 0};
+        return {first, min(at.seqlen_k - first, BLOCK_N), cut || (TILE_LIST && !tiles.is_full(t)), 0, 0, 0, t, false};
+    }
+    /* PAGED: finds where the keys of the t-th tile lie. */
+    __device__ __forceinline__ void look_up(int t, int count) const {
+        if (!PAGED || t >= count || (int)threadIdx.x >= BLOCK_N)
+            return;
+        const int n = threadIdx.x;
+        const struct tile_keys of = keys_of(t);
+        const int key = KEY_LIST ? of.index[n] : of.first + n;
+        pages.look_up(a.cache, t, n, n < of.count && key >= at.first_key ? key : -1);
     }
     __device__ __forceinline__ void fetch(int t, int count) const {
         if (t < count) {
             const struct tile_keys next = keys_of(t);
-            if (KEY_LIST) {
+            if (PAGED) {
+                const int head = at.head / a.group;
+                k_source.load_paged(k_tile(t), pages, t, a.cache, a.k, a.cache.k_new, at.batch, head);
+                v_source.load_paged(v_tile(t), pages, t, a.cache, a.v, a.cache.v_new, at.batch, head);
+            } else if (KEY_LIST) {
                 k_source.load_listed(k_tile(t), next.index, next.count);
                 v_source.load_listed(v_tile(t), next.index, next.count);
             } else {
@@ -502,12 +531,19 @@ struct key_walk : warp_rows {
                 v_source.load(v_tile(t), next.first, at.seqlen_k - next.first);
             }
         }
+        look_up(t + 1, count);
         cp_async_commit();
     }
 
     __device__ __forceinline__ void add_tiles(int count) {
         if (STAGED && count)
             scores.stage(a, at, warp_row, keys_of(0));
+        if (PAGED) {
+            look_up(0, count);
+            cp_async_commit();
+            cp_async_wait<0>();
+            __syncthreads();
+        }
 #pragma unroll
         for (int t = 0; t < STAGES - 1; t++)
             fetch(t, count);
@@ -519,9 +555,11 @@ struct key_walk : warp_rows {
             if (Q_IN_REGISTERS && !q_kept)
                 keep_q();
             q_kept = true;
-            const struct tile_keys now = keys_of(t);
+            struct tile_keys now = keys_of(t);
+            if (PAGED)
+                now.missing = pages.any_missing(a.cache, t);
             struct tile_p p;
-            make_p_of_tile(p, k_tile(t), now, KEY_LIST ? keys.is_partial(at, now) : now.partial);
+            make_p_of_tile(p, k_tile(t), now, (KEY_LIST ? keys.is_partial(at, now) : now.partial) || now.missing);
             if (STAGED) {
                 __syncwarp();
                 if (t + 1 < count)
@@ -576,17 +614,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (at.first_row >= at.seqlen_q)
         return;
     struct key_walk walk(a, at, shared);
-    const tile_source<HEAD_DIM / 8, BLOCK_M> q_source(rows_of(a.q, at, at.q_begin + at.first_row, at.head), a.q.row,
-                                                      a.head_dim);
+    const tile_source<HEAD_DIM / 8, BLOCK_M> q_source(rows_of(a.q, at.batch, at.q_begin + at.first_row, at.head),
+                                                      a.q.row, a.head_dim);
     q_source.load(shared_address(shared), 0, at.seqlen_q - at.first_row);
     cp_async_commit(); /* blocks without a tile wait for it too, before the output takes its place */
     walk.run();
     cp_async_wait<0>();
     __syncthreads(); /* Q's place becomes the output's */
     /* What is read anew is not kept: registers are short in the loop. */
-    const struct place then = VARLEN ? find_place(a, (int)ctaid_x_reread()) : at;
+    const struct place then = AGAIN ? find_place(a, (int)ctaid_x_reread()) : at;
     walk.end_rows(then);
     const uint32_t spoiled = walk.store_rows(then);
     if (REDO)
-        walk.redo_rows(VARLEN ? then : find_place(a, (int)ctaid_x_reread()), spoiled);
+        walk.redo_rows(AGAIN ? then : find_place(a, (int)ctaid_x_reread()), spoiled);
 }

@@ -32,18 +32,25 @@
 #define MMA_FORWARD_LIST_BYTES(has_bias) (((has_bias) ? 12 : 8) * MMA_FORWARD_LIST + 64)
 #define MMA_FORWARD_TILE_BYTES           2048
 
+/* Bytes of where the keys of four tiles lie in a cache: 12 for each key, and what is known of the sequence. */
+#define MMA_FORWARD_SEQUENCE_BYTES      128
+#define MMA_FORWARD_PAGE_BYTES(block_n) (4 * (block_n)*12 + MMA_FORWARD_SEQUENCE_BYTES)
+
 /* Bytes of dynamic shared memory; head dims are rounded up to 16; staged_bytes are those of a mask's and a bias'
  * element where they are staged. */
 static inline int32_t mma_forward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages, int32_t head_dim,
-                                               int32_t head_dim_v, int32_t list_bytes, int32_t staged_bytes) {
+                                               int32_t head_dim_v, int32_t list_bytes, int32_t staged_bytes,
+                                               int32_t paged) {
     int32_t widest = head_dim > head_dim_v ? head_dim : head_dim_v;
     return block_m * widest * 2 + stages * block_n * (head_dim + head_dim_v) * 2 + list_bytes +
-           staged_bytes * block_m * block_n;
+           staged_bytes * block_m * block_n + (paged ? MMA_FORWARD_PAGE_BYTES(block_n) : 0);
 }
 
 #ifdef __CUDACC__
-#    define MMA_FORWARD_Q_BYTES     (16 * ROW_TILES * WARPS * (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V) * 2)
-#    define MMA_FORWARD_LIST_OFFSET (MMA_FORWARD_Q_BYTES + STAGES * BLOCK_N * (HEAD_DIM + HEAD_DIM_V) * 2)
+#    define MMA_FORWARD_Q_BYTES      (16 * ROW_TILES * WARPS * (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V) * 2)
+#    define MMA_FORWARD_PAGES_OFFSET (MMA_FORWARD_Q_BYTES + STAGES * BLOCK_N * (HEAD_DIM + HEAD_DIM_V) * 2)
+#    define MMA_FORWARD_LIST_OFFSET \
+        (MMA_FORWARD_PAGES_OFFSET + (CACHE == GPU_CACHE_PAGES ? MMA_FORWARD_PAGE_BYTES(BLOCK_N) : 0))
 #endif
 
 #endif

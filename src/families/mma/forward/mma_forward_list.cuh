@@ -126,8 +126,14 @@ struct key_list {
     }
 
     __device__ __forceinline__ struct tile_keys tile(int t) const {
-        return {
-            0, min(count - t * BLOCK_N, BLOCK_N), false, index + t * BLOCK_N, rows + t * BLOCK_N, bias + t * BLOCK_N};
+        return {0,
+                min(count - t * BLOCK_N, BLOCK_N),
+                false,
+                index + t * BLOCK_N,
+                rows + t * BLOCK_N,
+                bias + t * BLOCK_N,
+                t,
+                false};
     }
     /* Whether pairs of a tile are to be tested one by one: some row of the block does not see some key. */
     static __device__ __forceinline__ bool is_partial(const struct place &at, const struct tile_keys &keys) {

@@ -3,6 +3,7 @@
 #ifndef FDM_MMA_FORWARD_LOAD_CUH
 #define FDM_MMA_FORWARD_LOAD_CUH
 
+#include "families/mma/forward/mma_forward_pages.cuh"
 #include "families/mma/mma_tile.cuh"
 
 /* Bytes from row to row of K and V. Those of an aligned problem are less than 2^31: registers are scarce. */
@@ -57,6 +58,28 @@ template <int chunks, int tile_rows> struct tile_source {
             }
         }
     }
+    /* The rows where tile t of a KV head lies in a cache, or among new rows; what is nowhere becomes 0. */
+    __device__ __forceinline__ void load_paged(uint32_t tile, const struct tile_pages &at, int t,
+                                               const struct gpu_cache &c, const struct gpu_matrix &pages,
+                                               const struct gpu_matrix &added, int batch, int head) const {
+        if constexpr (regular) {
+            const int chunk = threadIdx.x % chunks;
+#pragma unroll 2
+            for (int n = 0; n < tile_rows / row_step; n++) {
+                const char *from = row_address<2>(c, at.find(t, row + n * row_step), pages, added, batch, head);
+                cp_async_16_fill(tile + offset + n * THREADS * 16, from && bytes ? from + chunk * 16 : pages.data,
+                                 from ? bytes : 0);
+            }
+        } else {
+#pragma unroll 1
+            for (int n = threadIdx.x; n < tile_rows * chunks; n += THREADS) {
+                const int r = n / chunks, chunk = n % chunks;
+                const char *from = row_address<2>(c, at.find(t, r), pages, added, batch, head);
+                const int count = from ? count_in(chunk) : 0;
+                load_chunk(tile + chunk_offset<chunks>(r, chunk), count ? from + chunk * 16 : pages.data, count);
+            }
+        }
+    }
     /* Rows first_row .. of which `rows` exist; what is past the end of a row or column becomes 0. */
     __device__ __forceinline__ void load(uint32_t tile, int first_row, int rows) const {
         const char *from = data + row_offset(first_row);
@@ -90,6 +113,7 @@ struct place : sequence {
     int head, first_row;
     int first_key, last_key;   /* keys that some row sees, before mask and intervals */
     int first_full, last_full; /* keys that every row sees */
+    int padding, list;         /* CACHE: keys before the first; the row of the cache */
 };
 
 /* The keys of one tile. KEY_LIST: places in the list; else consecutive keys. */
@@ -100,6 +124,8 @@ struct tile_keys {
     const int *index; /* KEY_LIST: of column 0 */
     const uint32_t *rows;
     const float *bias;
+    int turn;     /* PAGED: the tile's number, */
+    bool missing; /* and whether some page is none */
 };
 
 /* Mask and bias of the block's head. STAGED: each warp copies its own rows of a tile to shared memory. */
