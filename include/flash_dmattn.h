@@ -1158,6 +1158,96 @@ FDM_API fdm_status fdm_forecast_ranks(const fdm_device *device, const fdm_proble
                                       fdm_rank_algorithm algorithm, fdm_ranks_forecast *forecast,
                                       fdm_rank_forecast *ranks);
 
+/* ---- 17. Several ranks: communicators and execution ------------------------------------------------------------- */
+
+/* How ranks talk: the caller's (MPI, sockets, a framework's process group), or NCCL by fdm_nccl_communicator(). The
+ * library moves no bytes between processes by itself. Functions return FDM_OK or another status; a failure ends the
+ * communicator, whose later calls are refused. One call at a time. */
+typedef struct fdm_message {
+    int32_t peer;
+    int32_t reserved; /* 0 */
+    void *memory;     /* read of sends, written of receives */
+    size_t bytes;     /* above 0 */
+} fdm_message;
+
+typedef struct fdm_communicator {
+    uint32_t struct_bytes; /* sizeof(fdm_communicator) */
+    int32_t ranks, rank;
+    int32_t device_type; /* where messages lie: FDM_CPU or FDM_CUDA */
+    void *context;       /* of the functions */
+    /* Moves all messages of an exchange; those between two ranks arrive in their order. On a CUDA device they are
+     * enqueued on `stream`, else they have arrived when it returns. */
+    fdm_status (*exchange)(void *context, const fdm_message *sends, int32_t num_sends, const fdm_message *receives,
+                           int32_t num_receives, void *stream);
+    /* Every rank gets `bytes` bytes of each rank in host memory: all [ranks][bytes]. They are there when it returns. */
+    fdm_status (*share)(void *context, const void *mine, size_t bytes, void *all);
+    fdm_status (*poll)(void *context); /* FDM_OK while no peer failed; NULL: it cannot tell */
+    void (*abort)(void *context);      /* ends what is under way on this rank and its peers; NULL: it cannot */
+    int32_t broken;                    /* the library writes 1 after a failure */
+    int32_t reserved;                  /* 0 */
+} fdm_communicator;
+
+typedef struct fdm_ranks_options {
+    uint32_t struct_bytes;        /* sizeof(fdm_ranks_options) */
+    int32_t rank;                 /* whose plan it is */
+    fdm_rank_algorithm algorithm; /* auto: gather, or ulysses where the busiest rank receives fewer bytes by it */
+    int32_t all_keys;             /* 1: every key is fetched, as where the host does not know key intervals */
+    int32_t num_threads;          /* CPU: as in fdm_options */
+    int32_t other_kernel;         /* 1: a rank's calls run the kernel that is best for them, not the whole problem's */
+} fdm_ranks_options;
+
+/* What one rank does in one call: a value that never changes once it is made. problem is the whole problem, as
+ * fdm_describe() gives it for one rank, with masks in global positions; mask says the same of causal mask, window and
+ * intervals. The intervals are copied. */
+typedef struct fdm_ranks_plan fdm_ranks_plan;
+FDM_API fdm_status fdm_plan_ranks(const fdm_device *device, const fdm_problem *problem, const fdm_layout *layout,
+                                  const fdm_layout *layout_keys, const fdm_rank_mask *mask,
+                                  const fdm_ranks_options *options, fdm_ranks_plan **plan);
+FDM_API void fdm_ranks_plan_release(fdm_ranks_plan *plan); /* takes NULL too */
+
+typedef struct fdm_ranks_plan_info {
+    uint32_t struct_bytes; /* sizeof(fdm_ranks_plan_info) */
+    int32_t ranks, rank;
+    fdm_rank_algorithm algorithm;
+    int32_t num_sets, num_calls; /* of KV heads; of attention, in all */
+    int64_t rows, keys;          /* of the rank */
+    int64_t keys_fetched;        /* of others */
+    int64_t bytes_received, bytes_sent;
+    int64_t workspace_bytes; /* of fdm_execute_ranks(); 64-byte aligned */
+    char choice[64];         /* the whole problem's choice code, "" where calls choose freely */
+    char reason[200];        /* why this algorithm */
+} fdm_ranks_plan_info;
+FDM_API fdm_status fdm_ranks_plan_query(const fdm_ranks_plan *plan, fdm_ranks_plan_info *info);
+
+/* Collective, before the first execution: ranks compare what they are about to do. Where they differ, every rank gets
+ * FDM_ERROR_INVALID_ARGUMENT and the same sentence. A rank without a plan gives NULL and tells the others so; its own
+ * sentence stays. FDM_ERROR_REMOTE: a peer failed or is gone. */
+FDM_API fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *communicator);
+
+/* Collective. tensors are the rank's own rows: those of fdm_attention_forward() and _backward() with the rank's numbers
+ * of rows and keys. Dense calls alone. mask and bias with a row axis have the rank's rows and all keys; without one
+ * they have the rank's keys, and their values travel with K and V (gather alone). Key intervals are those of all keys
+ * and all ranks, NULL here: they are the plan's. dsink, and dbias of a bias without rows and keys, are not computed; a
+ * bias of keys whose gradient is wanted is float32 or float64. Every output is whole: nothing is left to be summed.
+ * This version runs plans of the CPU. launch as of fdm_execute(). */
+FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tensors, void *workspace,
+                                     size_t workspace_bytes, fdm_communicator *communicator, const fdm_launch *launch);
+
+/* Waits for the stream's work, at most so many milliseconds, while the communicator is asked whether peers are well.
+ * FDM_ERROR_REMOTE: one failed or was late; the communicator is ended by its abort(). */
+FDM_API fdm_status fdm_wait(fdm_communicator *communicator, fdm_device_id device, void *stream, int64_t milliseconds);
+
+/* A communicator over NCCL, which is opened where the process has loaded it already, else by its name; nothing links to
+ * it. nccl: a caller's ncclComm_t on the current CUDA device, which is split: the copy is this library's to abort, and
+ * the caller's stays as it is. Collective. fdm_nccl_release() ends the copy. */
+FDM_API fdm_status fdm_nccl_communicator(void *nccl, fdm_communicator *communicator);
+/* The same of an id that one rank got by fdm_nccl_id() and gave to all by other means. device: of this process. */
+enum { FDM_NCCL_ID_BYTES = 128 };
+FDM_API fdm_status fdm_nccl_id(uint8_t id[FDM_NCCL_ID_BYTES]);
+FDM_API fdm_status fdm_nccl_communicator_of_id(const uint8_t id[FDM_NCCL_ID_BYTES], int32_t ranks, int32_t rank,
+                                               int32_t device, fdm_communicator *communicator);
+FDM_API void fdm_nccl_release(fdm_communicator *communicator);
+
 #ifdef __cplusplus
 }
 #endif

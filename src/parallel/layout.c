@@ -234,8 +234,10 @@ static int by_first(const void *a, const void *b) {
 static fdm_status sort_all(fdm_layout *layout) {
     int64_t last = 0;
     for (int32_t r = 0; r < layout->ranks; r++)
-        for (int64_t i = layout->begin[r]; i < layout->begin[r + 1]; i++)
-            layout->sorted[i] = (struct owned_range){layout->ranges[i].first, layout->ranges[i].end, r};
+        for (int64_t i = layout->begin[r], place = 0; i < layout->begin[r + 1]; i++) {
+            layout->sorted[i] = (struct owned_range){layout->ranges[i].first, layout->ranges[i].end, place, r};
+            place += layout->ranges[i].end - layout->ranges[i].first;
+        }
     if (layout->num_ranges)
         qsort(layout->sorted, (size_t)layout->num_ranges, sizeof *layout->sorted, by_first);
     for (int64_t i = 0; i < layout->num_ranges; last = layout->sorted[i++].end)

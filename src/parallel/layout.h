@@ -14,6 +14,7 @@ enum {
 /* A range and whose it is. */
 struct owned_range {
     int64_t first, end;
+    int64_t place; /* of its first row in the owner's shard */
     int32_t owner;
 };
 

@@ -1,0 +1,80 @@
+/* ranks_plan.h: what one rank does in one call over several ranks. */
+#ifndef FDM_PARALLEL_RANKS_PLAN_H
+#define FDM_PARALLEL_RANKS_PLAN_H
+
+#include "parallel/head_sets.h"
+#include "parallel/layout.h"
+
+/* Rows of an owner's shard, and where they lie in a reader's buffer. */
+struct route_pair {
+    fdm_range owned, read;
+};
+/* Pairs by peer, in the order of positions. */
+struct routes {
+    struct route_pair *pairs;
+    int64_t *begin; /* [ranks + 1] */
+};
+
+/* A call on rows of the shard and keys of the buffer. */
+struct piece {
+    fdm_range rows, keys;
+    fdm_range columns; /* those keys in the whole problem, where masks and biases have a row axis */
+    int32_t causal;
+    int64_t left, right;
+    int32_t *start, *end; /* NULL, or [lists][keys] */
+};
+
+/* What a mask or bias [B|1, h, rows, keys] has. */
+enum scores_kind { SCORES_NONE, SCORES_CONSTANT, SCORES_OF_KEYS, SCORES_OF_ROWS };
+
+enum { PIECES_MAX = 1 << 12, MOST_CALLS = 8 };
+
+struct fdm_ranks_plan {
+    fdm_device device;
+    fdm_problem problem; /* whole */
+    fdm_rank_mask mask;  /* without lists */
+    int32_t ranks, rank, num_threads;
+    fdm_rank_algorithm algorithm;
+    enum scores_kind mask_kind, bias_kind;
+    int64_t rows, keys;                    /* of the rank */
+    int64_t buffer_rows;                   /* gather: needed keys. ulysses: all keys */
+    struct routes sends, receives;         /* of keys; its own are among receives */
+    struct routes row_sends, row_receives; /* ulysses: of rows */
+    struct piece *pieces;
+    int64_t num_pieces;
+    struct head_sets sets;
+    int64_t interval_batch, interval_heads;
+    int64_t keys_fetched, bytes_received, bytes_sent;
+    size_t call_bytes; /* of the workspace of one call of attention */
+    size_t workspace_bytes;
+    int64_t messages_max; /* of an exchange, one way */
+    int32_t num_calls;
+    char choice[64];
+    char reason[200];
+    uint64_t layout_hash, mask_hash, table_hash;
+};
+
+enum scores_kind scores_kind_of(int present, const int64_t *shape, const fdm_problem *whole);
+uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count);
+
+/* ---- routes.c ---- */
+fdm_status routes_make(const fdm_layout *owners, const struct range_list *needed, int32_t rank, struct routes *sends,
+                       struct routes *receives);
+void routes_release(struct routes *routes);
+int64_t routes_rows(const struct routes *routes, int32_t peer);
+
+/* ---- pieces.c ---- */
+/* mask with its lists. */
+fdm_status pieces_make(fdm_ranks_plan *plan, const fdm_rank_mask *mask, const fdm_range *ranges, int64_t count,
+                       const struct range_list *needed);
+/* One call on all rows and keys. */
+fdm_status pieces_whole(fdm_ranks_plan *plan, const fdm_rank_mask *mask);
+void pieces_release(fdm_ranks_plan *plan);
+
+/* ---- ranks_gather.c, ranks_ulysses.c ---- */
+struct ranks_call;
+/* With call->base NULL nothing is done but counting the workspace. */
+fdm_status gather_run(struct ranks_call *call);
+fdm_status ulysses_run(struct ranks_call *call);
+
+#endif

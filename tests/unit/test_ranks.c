@@ -1,0 +1,673 @@
+/* test_ranks.c: one attention over several ranks, which are threads, against one call; agreement and faults. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/memory.h"
+#include "flash_dmattn.h"
+#include "thread_ranks.h"
+
+static uint64_t state;
+static int64_t draw(int64_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (int64_t)(state >> 33) % below;
+}
+
+/* ---- a whole problem ---- */
+
+/* A tensor of the whole problem; rows_axis and keys_axis: which axis is of rows or keys, -1: none. */
+struct whole {
+    double *data; /* of the dtype, or bytes of a mask */
+    fdm_tensor tensor;
+    int64_t shape[4];
+    int32_t rows_axis, keys_axis;
+};
+enum { Q, K, V, MASK, BIAS, SINK, OUT, LSE, LSE_LOW, DOUT, DLSE, DQ, DK, DV, DBIAS, START, END, COUNT };
+struct problem {
+    fdm_options options;
+    fdm_pass pass;
+    fdm_dtype dtype;
+    int32_t ranks;
+    fdm_rank_algorithm algorithm;
+    int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, dim, dim_v;
+    struct whole all[COUNT];
+    fdm_rank_mask mask;
+    fdm_layout *rows, *keys;
+    int other_kernel, same_bits;
+};
+static const size_t offsets[COUNT] = {offsetof(fdm_tensors, q),           offsetof(fdm_tensors, k),
+                                      offsetof(fdm_tensors, v),           offsetof(fdm_tensors, mask),
+                                      offsetof(fdm_tensors, bias),        offsetof(fdm_tensors, sink),
+                                      offsetof(fdm_tensors, out),         offsetof(fdm_tensors, lse),
+                                      offsetof(fdm_tensors, lse_low),     offsetof(fdm_tensors, dout),
+                                      offsetof(fdm_tensors, dlse),        offsetof(fdm_tensors, dq),
+                                      offsetof(fdm_tensors, dk),          offsetof(fdm_tensors, dv),
+                                      offsetof(fdm_tensors, dbias),       offsetof(fdm_tensors, interval_start),
+                                      offsetof(fdm_tensors, interval_end)};
+
+static int64_t elements(const fdm_tensor *t) {
+    int64_t count = 1;
+    for (int32_t axis = 0; axis < t->ndim; axis++)
+        count *= t->shape[axis];
+    return count;
+}
+
+static void set_number(void *data, fdm_dtype dtype, int64_t at, double value) {
+    switch (dtype) {
+    case FDM_FLOAT64: ((double *)data)[at] = value; break;
+    case FDM_FLOAT32: ((float *)data)[at] = (float)value; break;
+    case FDM_INT32: ((int32_t *)data)[at] = (int32_t)value; break;
+    default: ((uint8_t *)data)[at] = (uint8_t)value;
+    }
+}
+
+static double number(const void *data, fdm_dtype dtype, int64_t at) {
+    return dtype == FDM_FLOAT64 ? ((const double *)data)[at] : ((const float *)data)[at];
+}
+
+static void make(struct problem *p, int which, fdm_dtype dtype, int32_t ndim, int64_t a, int64_t b, int64_t c,
+                 int64_t d, int32_t rows_axis, int32_t keys_axis) {
+    struct whole *w = &p->all[which];
+    const int64_t shape[] = {a, b, c, d};
+    memcpy(w->shape, shape, sizeof shape);
+    w->rows_axis = rows_axis;
+    w->keys_axis = keys_axis;
+    w->tensor = (fdm_tensor){NULL, {FDM_CPU, 0}, ndim, fdm_data_type_of(dtype), w->shape, NULL, 0};
+    w->data = malloc((size_t)elements(&w->tensor) * 8 + 8);
+    w->tensor.data = w->data;
+    for (int64_t i = 0; i < elements(&w->tensor); i++) {
+        double value = (double)draw(2001) / 1000 - 1;
+        if (dtype == FDM_BOOL)
+            value = draw(4) != 0;
+        if (dtype == FDM_INT32)
+            value = which == START ? (double)(draw(p->seqlen_q + 8) - 4)
+                                   : ((int32_t *)(void *)p->all[START].data)[i] + (double)draw(p->seqlen_q);
+        set_number(w->data, dtype, i, value);
+    }
+}
+
+static void make_scores(struct problem *p, int which, fdm_dtype dtype, int kind) {
+    const int64_t heads[] = {1, p->heads_kv, p->heads}, h = heads[draw(3)], b = draw(2) ? p->batch : 1;
+    if (kind == 0)
+        make(p, which, dtype, 4, b, h, p->seqlen_q, p->seqlen_k, 2, -1);
+    else if (kind == 1)
+        make(p, which, dtype, 4, b, h, 1, p->seqlen_k, -1, 3);
+    else
+        make(p, which, dtype, 4, b, h, p->seqlen_q, 1, 2, -1);
+}
+
+static fdm_layout *layout_of(int64_t total, int32_t ranks, fdm_layout_kind kind, int64_t block) {
+    fdm_layout_wish wish = {.struct_bytes = sizeof wish, .kind = kind, .ranks = ranks, .total = total, .block = block};
+    fdm_range ranges[64];
+    int64_t counts[THREAD_RANKS_MAX] = {0}, n = 0;
+    if (kind == FDM_LAYOUT_RANGES) { /* blocks in turn, the later ones first */
+        for (int32_t r = 0; r < ranks; r++)
+            for (int64_t b = 63; b >= 0; b--)
+                if (b % ranks == r && b * block < total && n < 64) {
+                    const int64_t end = (b + 1) * block;
+                    ranges[n++] = (fdm_range){b * block, end < total && b < 63 ? end : total};
+                    counts[r]++;
+                }
+        wish.ranges = ranges;
+        wish.range_counts = counts;
+    }
+    fdm_layout *layout = NULL;
+    assert_int_equal(fdm_layout_create(&wish, &layout), FDM_OK);
+    return layout;
+}
+
+static void draw_mask(struct problem *p) {
+    fdm_options *o = &p->options;
+    o->causal = draw(2) != 0;
+    if (draw(3) == 0)
+        o->window_left = draw(p->seqlen_k);
+    if (draw(4) == 0)
+        o->window_right = draw(p->seqlen_k);
+    p->mask = fdm_rank_mask_default();
+    if (draw(3) == 0) {
+        const int64_t heads[] = {1, p->heads_kv, p->heads}, h = heads[draw(3)], b = draw(2) ? p->batch : 1;
+        make(p, START, FDM_INT32, 3, b, h, p->seqlen_k, 0, -1, -1);
+        make(p, END, FDM_INT32, 3, b, h, p->seqlen_k, 0, -1, -1);
+        p->mask.num_lists = b * h;
+        p->mask.interval_start = (const int32_t *)(const void *)p->all[START].data;
+        p->mask.interval_end = (const int32_t *)(const void *)p->all[END].data;
+    }
+    p->mask.seqlen_q = p->seqlen_q;
+    p->mask.seqlen_k = p->seqlen_k;
+    p->mask.causal = o->causal;
+    p->mask.window_left = o->window_left;
+    p->mask.window_right = o->window_right;
+}
+
+static void draw_sizes(struct problem *p) {
+    static const int64_t heads[][2] = {{4, 2}, {2, 2}, {4, 4}, {4, 1}, {8, 4}, {6, 3}};
+    const int64_t *h = heads[draw(6)];
+    p->dtype = draw(2) ? FDM_FLOAT64 : FDM_FLOAT32;
+    p->batch = 1 + draw(2);
+    p->heads = h[0];
+    p->heads_kv = h[1];
+    p->dim = 4 + draw(9);
+    p->dim_v = draw(2) ? p->dim : 4 + draw(9);
+    p->seqlen_q = 2 + draw(120);
+    p->seqlen_k = draw(3) ? p->seqlen_q : 2 + draw(120);
+    p->ranks = 1 + (int32_t)draw(4);
+    p->options = fdm_options_default();
+    p->options.softcap = draw(4) ? 0 : 3;
+    p->options.num_threads = 1;
+}
+
+/* The tensors of the whole call. */
+static void draw_tensors(struct problem *p) {
+    const int64_t b = p->batch, h = p->heads, kv = p->heads_kv, sq = p->seqlen_q, sk = p->seqlen_k;
+    const int backward = p->pass == FDM_BACKWARD;
+    make(p, Q, p->dtype, 4, b, sq, h, p->dim, 1, -1);
+    make(p, K, p->dtype, 4, b, sk, kv, p->dim, -1, 1);
+    make(p, V, p->dtype, 4, b, sk, kv, p->dim_v, -1, 1);
+    make(p, OUT, p->dtype, 4, b, sq, h, p->dim_v, 1, -1);
+    make(p, LSE, p->dtype, 3, b, h, sq, 0, 2, -1);
+    if (draw(4) == 0)
+        make_scores(p, MASK, FDM_BOOL, (int)draw(2));
+    if (draw(3) == 0) {
+        make_scores(p, BIAS, p->dtype, (int)draw(3));
+        make(p, LSE_LOW, p->dtype, 3, b, h, sq, 0, 2, -1);
+    }
+    if (!backward && draw(4) == 0)
+        make(p, SINK, p->dtype, 2, 1, h, 0, 0, -1, -1);
+    if (!backward)
+        return;
+    make(p, DOUT, p->dtype, 4, b, sq, h, p->dim_v, 1, -1);
+    if (draw(2))
+        make(p, DLSE, p->dtype, 3, b, h, sq, 0, 2, -1);
+    if (draw(5))
+        make(p, DQ, p->dtype, 4, b, sq, h, p->dim, 1, -1);
+    if (draw(5))
+        make(p, DK, p->dtype, 4, b, sk, kv, p->dim, -1, 1);
+    make(p, DV, p->dtype, 4, b, sk, kv, p->dim_v, -1, 1);
+    const struct whole *bias = &p->all[BIAS];
+    if (bias->data && draw(3))
+        make(p, DBIAS, p->dtype, 4, bias->shape[0], bias->shape[1], bias->shape[2], bias->shape[3], bias->rows_axis,
+             bias->keys_axis);
+}
+
+static fdm_tensors tensors_of(struct problem *p) {
+    fdm_tensors t = {.struct_bytes = sizeof t};
+    for (int n = 0; n < COUNT; n++) {
+        const fdm_tensor *tensor = p->all[n].data ? &p->all[n].tensor : NULL;
+        memcpy((char *)&t + offsets[n], &tensor, sizeof tensor);
+    }
+    return t;
+}
+
+static fdm_status run_whole(struct problem *p) {
+    fdm_tensors t = tensors_of(p);
+    if (p->pass == FDM_FORWARD)
+        return fdm_attention_forward(&t, &p->options, NULL);
+    fdm_tensors forward = t;
+    forward.dout = forward.dlse = NULL;
+    forward.dq = forward.dk = forward.dv = forward.dbias = NULL;
+    const fdm_status status = fdm_attention_forward(&forward, &p->options, NULL);
+    return status ? status : fdm_attention_backward(&t, &p->options, NULL);
+}
+
+static void release_problem(struct problem *p) {
+    for (int n = 0; n < COUNT; n++)
+        free(p->all[n].data);
+    if (p->keys != p->rows)
+        fdm_layout_release(p->keys);
+    fdm_layout_release(p->rows);
+}
+
+/* ---- shards ---- */
+
+struct shard {
+    char *data;
+    fdm_tensor tensor;
+    int64_t shape[4];
+};
+
+/* Between a rank's rows of an axis and the whole. back: into the whole, else from it. */
+static void move(struct whole *w, const fdm_layout *layout, int32_t rank, struct shard *s, int32_t axis, int back) {
+    const int64_t unit = fdm_dtype_bytes(fdm_dtype_of(&w->tensor));
+    const fdm_range *ranges;
+    int64_t count, outer = 1, inner = unit, place = 0;
+    assert_int_equal(fdm_layout_ranges(layout, rank, &ranges, &count), FDM_OK);
+    for (int32_t a = 0; a < w->tensor.ndim; a++)
+        *(a < axis ? &outer : &inner) *= a == axis ? 1 : w->shape[a];
+    for (int64_t n = 0; n < count; n++)
+        for (int64_t i = ranges[n].first; i < ranges[n].end; i++, place++)
+            for (int64_t o = 0; o < outer; o++) {
+                char *whole = (char *)w->data + (o * w->shape[axis] + i) * inner;
+                char *own = s->data + (o * s->shape[axis] + place) * inner;
+                memcpy(back ? whole : own, back ? own : whole, (size_t)inner);
+            }
+}
+
+static void make_shard(struct problem *p, int which, int32_t rank, struct shard *s) {
+    struct whole *w = &p->all[which];
+    const int32_t axis = w->rows_axis >= 0 ? w->rows_axis : w->keys_axis;
+    memcpy(s->shape, w->shape, sizeof s->shape);
+    s->tensor = w->tensor;
+    s->tensor.shape = s->shape;
+    if (axis >= 0) {
+        const fdm_range *ranges;
+        int64_t count, rows = 0;
+        const fdm_layout *layout = w->rows_axis >= 0 ? p->rows : p->keys;
+        fdm_layout_ranges(layout, rank, &ranges, &count);
+        for (int64_t n = 0; n < count; n++)
+            rows += ranges[n].end - ranges[n].first;
+        s->shape[axis] = rows;
+        s->data = malloc((size_t)elements(&s->tensor) * 8 + 8);
+        move(w, layout, rank, s, axis, 0);
+    } else {
+        s->data = malloc((size_t)elements(&s->tensor) * 8 + 8);
+        memcpy(s->data, w->data, (size_t)(elements(&s->tensor) * fdm_dtype_bytes(fdm_dtype_of(&w->tensor))));
+    }
+    s->tensor.data = s->data;
+}
+
+static int is_written(const struct problem *p, int which) {
+    return which >= DQ ? which <= DBIAS : p->pass == FDM_FORWARD && which >= OUT && which <= LSE_LOW;
+}
+
+/* ---- a rank ---- */
+
+struct results {
+    struct problem *p;
+    struct whole *out; /* [COUNT]: wholes of the ranks' results */
+    fdm_ranks_plan_info info[THREAD_RANKS_MAX];
+    int skip_agreement;
+    int repeat;
+};
+
+static fdm_status plan_of_rank(struct problem *p, int32_t rank, fdm_ranks_plan **plan) {
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_tensors whole = tensors_of(p);
+    fdm_problem problem;
+    const fdm_ranks_options options = {.struct_bytes = sizeof options,
+                                       .rank = rank,
+                                       .algorithm = p->algorithm,
+                                       .num_threads = 1,
+                                       .other_kernel = p->other_kernel};
+    fdm_status status = fdm_device_query(FDM_CPU, 0, &device);
+    if (!status)
+        status = fdm_describe(p->pass, &whole, &p->options, &problem);
+    return status ? status
+                  : fdm_plan_ranks(&device, &problem, p->rows, p->keys == p->rows ? NULL : p->keys, &p->mask, &options,
+                                   plan);
+}
+
+static fdm_status run_plan(struct thread_rank *rank, struct results *results, fdm_ranks_plan *plan) {
+    struct problem *p = results->p;
+    struct shard shards[COUNT] = {{0}};
+    fdm_tensors t = {.struct_bytes = sizeof t};
+    fdm_ranks_plan_info *info = &results->info[rank->rank];
+    info->struct_bytes = sizeof *info;
+    fdm_ranks_plan_query(plan, info);
+    void *workspace = memory_allocate((size_t)info->workspace_bytes);
+    memset(workspace, 0xff, (size_t)info->workspace_bytes);
+    for (int n = 0; n < START; n++) {
+        const fdm_tensor *tensor = p->all[n].data ? &shards[n].tensor : NULL;
+        if (tensor) {
+            make_shard(p, n, rank->rank, &shards[n]);
+            if (is_written(p, n))
+                memset(shards[n].data, 0xff, (size_t)elements(tensor) * (p->dtype == FDM_FLOAT64 ? 8 : 4));
+        }
+        memcpy((char *)&t + offsets[n], &tensor, sizeof tensor);
+    }
+    fdm_status status = FDM_OK;
+    for (int n = 0; n <= results->repeat && !status; n++)
+        status = fdm_execute_ranks(plan, &t, workspace, (size_t)info->workspace_bytes, &rank->communicator, NULL);
+    for (int n = 0; n < START; n++) {
+        if (!status && p->all[n].data && is_written(p, n))
+            move(&results->out[n], p->all[n].rows_axis >= 0 ? p->rows : p->keys, rank->rank, &shards[n],
+                 p->all[n].rows_axis >= 0 ? p->all[n].rows_axis : p->all[n].keys_axis, 1);
+        free(shards[n].data);
+    }
+    memory_release(workspace);
+    return status;
+}
+
+static int run_rank(struct thread_rank *rank, void *argument) {
+    struct results *results = argument;
+    fdm_ranks_plan *plan = NULL;
+    fdm_status status = plan_of_rank(results->p, rank->rank, &plan);
+    const fdm_status agreed = results->skip_agreement ? FDM_OK : fdm_agree(plan, &rank->communicator);
+    if (!status && !(status = agreed))
+        status = run_plan(rank, results, plan);
+    fdm_ranks_plan_release(plan);
+    return status;
+}
+
+/* ---- comparison ---- */
+
+/* least: numbers that all are smaller count as so large. */
+static double largest_error(const struct whole *a, const struct whole *b, double least) {
+    const fdm_dtype dtype = fdm_dtype_of(&a->tensor);
+    double error = 0, scale = least;
+    for (int64_t i = 0; i < elements(&a->tensor); i++) {
+        const double x = number(a->data, dtype, i), y = number(b->data, dtype, i);
+        if (isinf(x) || isinf(y)) {
+            error = isinf(x) && isinf(y) && x == y ? error : HUGE_VAL;
+            continue;
+        }
+        scale = fmax(scale, fabs(x));
+        error = !(fabs(x - y) <= error) ? fabs(x - y) : error; /* NaN too */
+    }
+    return error / scale;
+}
+
+static void start_results(struct problem *p, struct results *results) {
+    *results = (struct results){.p = p, .out = calloc(COUNT, sizeof(struct whole))};
+    for (int n = 0; n < COUNT; n++)
+        if (p->all[n].data && is_written(p, n)) {
+            results->out[n] = p->all[n];
+            results->out[n].tensor.shape = p->all[n].shape;
+            results->out[n].data = malloc((size_t)elements(&p->all[n].tensor) * 8 + 8);
+            memset(results->out[n].data, 0xff, (size_t)elements(&p->all[n].tensor) * 8);
+        }
+}
+
+static void end_results(struct results *results) {
+    for (int n = 0; n < COUNT; n++)
+        free(results->out[n].data);
+    free(results->out);
+}
+
+static const char *const names[] = {"q",       "k",    "v",    "mask", "bias", "sink", "out",  "lse",
+                                    "lse_low", "dout", "dlse", "dq",   "dk",   "dv",   "dbias"};
+
+/* 1: it ran. 0: the plan refused it. */
+static int check_problem(struct problem *p, int number_of_it) {
+    struct thread_ranks all = {0};
+    struct thread_rank each[THREAD_RANKS_MAX];
+    struct results results;
+    assert_int_equal(run_whole(p), FDM_OK);
+    start_results(p, &results);
+    thread_ranks_run(&all, p->ranks, each, run_rank, &results);
+    int ran = 1;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        if (each[r].status == FDM_ERROR_UNSUPPORTED)
+            ran = 0;
+        else if (each[r].status)
+            fail_msg("problem %d, rank %d of %d: %s", number_of_it, r, p->ranks, each[r].sentence);
+    }
+    int64_t sent = 0, received = 0;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        sent += results.info[r].bytes_sent;
+        received += results.info[r].bytes_received;
+    }
+    assert_int_equal(sent, received);
+    for (int n = 0; ran && n < START; n++) {
+        if (!results.out[n].data)
+            continue;
+        const double error = largest_error(&p->all[n], &results.out[n], n == LSE_LOW ? 1 : 1e-3);
+        const double bound = p->dtype == FDM_FLOAT64 ? 1e-12 : n >= DQ ? 1e-4 : 1e-5;
+        if (!(error <= bound))
+            fail_msg("problem %d, %s of %d ranks by %s differs by %g", number_of_it, names[n], p->ranks,
+                     fdm_rank_algorithm_name(results.info[0].algorithm), error);
+        if (p->same_bits && n < DK)
+            assert_memory_equal(p->all[n].data, results.out[n].data,
+                                (size_t)(elements(&p->all[n].tensor) * fdm_dtype_bytes(p->dtype)));
+    }
+    end_results(&results);
+    return ran;
+}
+
+static void equals_one_call(void **unused) {
+    (void)unused;
+    int ran = 0, by_heads = 0;
+    state = 11;
+    for (int n = 0; n < 400; n++) {
+        struct problem p = {.pass = (fdm_pass)draw(2), .algorithm = (fdm_rank_algorithm)draw(3)};
+        static const fdm_layout_kind kinds[] = {FDM_LAYOUT_CONTIGUOUS, FDM_LAYOUT_ZIGZAG, FDM_LAYOUT_RANGES};
+        draw_sizes(&p);
+        draw_mask(&p);
+        draw_tensors(&p);
+        const fdm_layout_kind kind = kinds[draw(3)];
+        p.rows = layout_of(p.seqlen_q, p.ranks, kind, 1 + draw(20));
+        p.keys =
+            p.seqlen_k == p.seqlen_q && draw(3) ? p.rows : layout_of(p.seqlen_k, p.ranks, kinds[draw(3)], 1 + draw(20));
+        const int it_ran = check_problem(&p, n);
+        ran += it_ran;
+        by_heads += it_ran && p.algorithm == FDM_RANKS_ULYSSES;
+        release_problem(&p);
+    }
+    assert_int_equal(memory_live(), 0);
+    assert_true(ran > 250 && by_heads > 20);
+}
+
+/* Ranges that begin at multiples of a kernel's rows: forward and dq have one call's bits, by either algorithm. */
+static void has_the_bits_of_one_call(void **unused) {
+    (void)unused;
+    for (int n = 0; n < 8; n++) {
+        struct problem p = {.pass = (fdm_pass)(n & 1),
+                            .dtype = FDM_FLOAT32,
+                            .ranks = 2,
+                            .algorithm = n & 2 ? FDM_RANKS_GATHER : FDM_RANKS_ULYSSES,
+                            .batch = 1,
+                            .heads = 4,
+                            .heads_kv = 2,
+                            .seqlen_q = 2048,
+                            .seqlen_k = 2048,
+                            .dim = 16,
+                            .dim_v = 16,
+                            .same_bits = 1,
+                            .options = fdm_options_default()};
+        p.options.causal = n & 4 ? 1 : 0;
+        p.options.num_threads = 1;
+        p.mask = fdm_rank_mask_default();
+        p.mask.seqlen_q = p.mask.seqlen_k = 2048;
+        p.mask.causal = p.options.causal;
+        draw_tensors(&p);
+        for (int which = MASK; which <= BIAS; which++) {
+            free(p.all[which].data);
+            p.all[which].data = NULL;
+        }
+        free(p.all[DBIAS].data);
+        free(p.all[LSE_LOW].data);
+        p.all[DBIAS].data = p.all[LSE_LOW].data = NULL;
+        p.rows = p.keys = layout_of(2048, 2, p.options.causal ? FDM_LAYOUT_ZIGZAG : FDM_LAYOUT_CONTIGUOUS, 512);
+        assert_int_equal(check_problem(&p, n), 1);
+        release_problem(&p);
+    }
+}
+
+/* ---- agreement and faults ---- */
+
+static void simple_problem(struct problem *p, fdm_pass pass) {
+    *p = (struct problem){.pass = pass,
+                          .dtype = FDM_FLOAT32,
+                          .ranks = 3,
+                          .algorithm = FDM_RANKS_GATHER,
+                          .batch = 1,
+                          .heads = 4,
+                          .heads_kv = 2,
+                          .seqlen_q = 60,
+                          .seqlen_k = 60,
+                          .dim = 8,
+                          .dim_v = 8,
+                          .options = fdm_options_default()};
+    p->options.causal = 1;
+    p->options.num_threads = 1;
+    p->mask = fdm_rank_mask_default();
+    p->mask.seqlen_q = p->mask.seqlen_k = 60;
+    p->mask.causal = 1;
+    make(p, Q, p->dtype, 4, 1, 60, 4, 8, 1, -1);
+    make(p, K, p->dtype, 4, 1, 60, 2, 8, -1, 1);
+    make(p, V, p->dtype, 4, 1, 60, 2, 8, -1, 1);
+    make(p, OUT, p->dtype, 4, 1, 60, 4, 8, 1, -1);
+    make(p, LSE, p->dtype, 3, 1, 4, 60, 0, 2, -1);
+    if (pass == FDM_BACKWARD) {
+        make(p, DOUT, p->dtype, 4, 1, 60, 4, 8, 1, -1);
+        make(p, DQ, p->dtype, 4, 1, 60, 4, 8, 1, -1);
+        make(p, DK, p->dtype, 4, 1, 60, 2, 8, -1, 1);
+        make(p, DV, p->dtype, 4, 1, 60, 2, 8, -1, 1);
+    }
+    p->rows = p->keys = layout_of(60, 3, FDM_LAYOUT_ZIGZAG, 4);
+}
+
+/* Rank 1 has another problem; argument says which. */
+static int differ(struct thread_rank *rank, void *argument) {
+    const int what = *(int *)argument;
+    struct problem p;
+    fdm_ranks_plan *plan = NULL;
+    simple_problem(&p, FDM_FORWARD);
+    if (rank->rank == 1 && what == 0) {
+        p.options.causal = p.mask.causal = 0;
+    } else if (rank->rank == 1 && what == 1) {
+        fdm_layout_release(p.rows);
+        p.rows = p.keys = layout_of(60, 3, FDM_LAYOUT_CONTIGUOUS, 4);
+    } else if (rank->rank == 1 && what == 2) {
+        p.options.softcap = 5;
+    } else if (rank->rank == 1 && what == 3) {
+        p.algorithm = FDM_RANKS_ULYSSES; /* 2 KV heads, 3 ranks */
+    }
+    const fdm_status made = plan_of_rank(&p, rank->rank, &plan);
+    const fdm_status status = fdm_agree(plan, &rank->communicator);
+    fdm_ranks_plan_release(plan);
+    release_problem(&p);
+    return made ? made : status;
+}
+
+static void ranks_that_differ_say_so(void **unused) {
+    (void)unused;
+    static const char *const words[] = {"ranks differ in other options", "ranks differ in the layout",
+                                        "ranks differ in other options",
+                                        "rank 1 has no plan: ulysses cannot run this problem: KV heads"};
+    for (int what = 0; what < 4; what++) {
+        struct thread_ranks all = {0};
+        struct thread_rank each[THREAD_RANKS_MAX];
+        thread_ranks_run(&all, 3, each, differ, &what);
+        for (int r = 0; r < 3; r++) {
+            const int own = what == 3 && r == 1;
+            assert_int_equal(each[r].status, own ? FDM_ERROR_UNSUPPORTED : FDM_ERROR_INVALID_ARGUMENT);
+            if (!strstr(each[r].sentence, own ? "ulysses cannot run" : words[what]))
+                fail_msg("rank %d says: %s", r, each[r].sentence);
+            if (what < 3)
+                assert_string_equal(each[r].sentence, each[0].sentence);
+        }
+    }
+}
+
+/* Whatever call of the transport fails, every rank ends with a sentence, and its communicator refuses the next call. */
+static int run_and_refuse(struct thread_rank *rank, void *argument) {
+    const int status = run_rank(rank, argument);
+    if (status == FDM_ERROR_REMOTE) {
+        fdm_ranks_plan *plan = NULL;
+        struct results *results = argument;
+        plan_of_rank(results->p, rank->rank, &plan);
+        const fdm_status again = fdm_agree(plan, &rank->communicator);
+        fdm_ranks_plan_release(plan);
+        return again == FDM_ERROR_REMOTE && strstr(fdm_last_error(), "takes no more calls") ? status
+                                                                                            : FDM_ERROR_INTERNAL;
+    }
+    return status;
+}
+
+static void every_fault_ends_all_ranks(void **unused) {
+    (void)unused;
+    for (int pass = 0; pass < 2; pass++) {
+        struct problem p;
+        simple_problem(&p, (fdm_pass)pass);
+        assert_int_equal(run_whole(&p), FDM_OK);
+        for (int64_t n = 1;; n++) {
+            struct thread_ranks all = {.fail_at = n};
+            struct thread_rank each[THREAD_RANKS_MAX];
+            struct results results;
+            start_results(&p, &results);
+            thread_ranks_run(&all, 3, each, run_and_refuse, &results);
+            const int done = all.calls < n;
+            for (int r = 0; r < 3; r++)
+                assert_int_equal(each[r].status, done ? FDM_OK : FDM_ERROR_REMOTE);
+            end_results(&results);
+            if (done)
+                break;
+        }
+        release_problem(&p);
+    }
+    assert_int_equal(memory_live(), 0);
+}
+
+/* A rank whose tensors are wrong ends its peers too. */
+static int give_wrong_tensors(struct thread_rank *rank, void *argument) {
+    struct results *results = argument;
+    fdm_ranks_plan *plan = NULL;
+    fdm_status status = plan_of_rank(results->p, rank->rank, &plan);
+    if (!status)
+        status = fdm_agree(plan, &rank->communicator);
+    if (!status && rank->rank == 2) {
+        fdm_tensors whole = tensors_of(results->p);
+        fdm_ranks_plan_info info = {.struct_bytes = sizeof info};
+        fdm_ranks_plan_query(plan, &info);
+        void *workspace = memory_allocate((size_t)info.workspace_bytes);
+        status = fdm_execute_ranks(plan, &whole, workspace, (size_t)info.workspace_bytes, &rank->communicator, NULL);
+        memory_release(workspace);
+    } else if (!status) {
+        status = run_plan(rank, results, plan);
+    }
+    fdm_ranks_plan_release(plan);
+    return status;
+}
+
+static void wrong_tensors_end_all_ranks(void **unused) {
+    (void)unused;
+    struct problem p;
+    struct thread_ranks all = {0};
+    struct thread_rank each[THREAD_RANKS_MAX];
+    struct results results;
+    simple_problem(&p, FDM_FORWARD);
+    start_results(&p, &results);
+    thread_ranks_run(&all, 3, each, give_wrong_tensors, &results);
+    assert_int_equal(each[0].status, FDM_ERROR_REMOTE);
+    assert_int_equal(each[1].status, FDM_ERROR_REMOTE);
+    assert_int_equal(each[2].status, FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(each[2].sentence, "q has shape"));
+    end_results(&results);
+    release_problem(&p);
+}
+
+static void plans_check_arguments(void **unused) {
+    (void)unused;
+    struct problem p;
+    fdm_ranks_plan *plan = NULL;
+    simple_problem(&p, FDM_FORWARD);
+    p.algorithm = FDM_RANKS_RING;
+    assert_int_equal(plan_of_rank(&p, 0, &plan), FDM_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(fdm_last_error(), "'ring'"));
+    p.algorithm = FDM_RANKS_AUTO;
+    assert_int_equal(plan_of_rank(&p, 3, &plan), FDM_ERROR_INVALID_ARGUMENT);
+    p.mask.causal = 0;
+    assert_int_equal(plan_of_rank(&p, 0, &plan), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "differs from the problem's"));
+    p.mask.causal = 1;
+    for (int64_t n = 1;; n++) {
+        memory_fail_at(n);
+        const fdm_status status = plan_of_rank(&p, 0, &plan);
+        memory_fail_at(0);
+        if (!status)
+            break;
+        assert_int_equal(status, FDM_ERROR_OUT_OF_MEMORY);
+    }
+    fdm_ranks_plan_release(plan);
+    release_problem(&p);
+    assert_int_equal(memory_live(), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equals_one_call),
+        cmocka_unit_test(has_the_bits_of_one_call),
+        cmocka_unit_test(ranks_that_differ_say_so),
+        cmocka_unit_test(every_fault_ends_all_ranks),
+        cmocka_unit_test(wrong_tensors_end_all_ranks),
+        cmocka_unit_test(plans_check_arguments),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
