@@ -1237,15 +1237,16 @@ FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tenso
  * FDM_ERROR_REMOTE: one failed or was late; the communicator is ended by its abort(). */
 FDM_API fdm_status fdm_wait(fdm_communicator *communicator, fdm_device_id device, void *stream, int64_t milliseconds);
 
-/* A communicator over NCCL, which is opened where the process has loaded it already, else by its name; nothing links to
- * it. nccl: a caller's ncclComm_t on the current CUDA device, which is split: the copy is this library's to abort, and
- * the caller's stays as it is. Collective. fdm_nccl_release() ends the copy. */
-FDM_API fdm_status fdm_nccl_communicator(void *nccl, fdm_communicator *communicator);
+/* A communicator over NCCL 2.18 or later, which is opened where the process has loaded it already, else by its name;
+ * nothing links to it. nccl: a caller's ncclComm_t, which is split: the copy is this library's to abort, and the
+ * caller's stays as it is. Collective. milliseconds: what a call may wait for peers on the host; 0 = 600000.
+ * fdm_nccl_release() ends the copy. Never run on hardware so far. */
+FDM_API fdm_status fdm_nccl_communicator(void *nccl, int64_t milliseconds, fdm_communicator *communicator);
 /* The same of an id that one rank got by fdm_nccl_id() and gave to all by other means. device: of this process. */
 enum { FDM_NCCL_ID_BYTES = 128 };
 FDM_API fdm_status fdm_nccl_id(uint8_t id[FDM_NCCL_ID_BYTES]);
 FDM_API fdm_status fdm_nccl_communicator_of_id(const uint8_t id[FDM_NCCL_ID_BYTES], int32_t ranks, int32_t rank,
-                                               int32_t device, fdm_communicator *communicator);
+                                               int32_t device, int64_t milliseconds, fdm_communicator *communicator);
 FDM_API void fdm_nccl_release(fdm_communicator *communicator);
 
 #ifdef __cplusplus

@@ -110,6 +110,8 @@ fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t 
 /* Enqueued on the stream; capturable. */
 fdm_status cuda_memory_fill_async(int32_t device, void *memory, uint8_t value, size_t bytes, void *stream);
 fdm_status cuda_synchronize(int32_t device);
+/* *done: 1 where all work on the stream has ended. */
+fdm_status cuda_stream_done(int32_t device, void *stream, int32_t *done);
 struct cuda_event;
 fdm_status cuda_event_create(int32_t device, struct cuda_event **event);
 fdm_status cuda_event_record(struct cuda_event *event, void *stream);

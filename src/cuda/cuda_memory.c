@@ -98,6 +98,19 @@ struct cuda_event {
     cu_event event;
 };
 
+fdm_status cuda_stream_done(int32_t device, void *stream, int32_t *done) {
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    fdm_status status = cuda_driver_get(&driver);
+    *done = 0;
+    if (status || (status = cuda_context_enter_relaxed(driver, device, &scope)))
+        return status;
+    const cu_result result = driver->stream_query(stream);
+    cuda_context_leave(driver, &scope);
+    *done = result == 0;
+    return result && result != CU_ERROR_NOT_READY ? cuda_driver_error(driver, result, "asking a CUDA stream") : FDM_OK;
+}
+
 fdm_status cuda_event_create(int32_t device, struct cuda_event **event) {
     const struct cuda_driver *driver;
     struct cuda_context_scope scope;

@@ -15,7 +15,12 @@ typedef struct cu_stream *cu_stream;
 typedef struct cu_event *cu_event;
 typedef unsigned long long cu_address;
 
-enum { CU_ERROR_OUT_OF_MEMORY = 2, CU_ERROR_INVALID_CONTEXT = 201, CU_ERROR_INVALID_HANDLE = 400 };
+enum {
+    CU_ERROR_OUT_OF_MEMORY = 2,
+    CU_ERROR_INVALID_CONTEXT = 201,
+    CU_ERROR_INVALID_HANDLE = 400,
+    CU_ERROR_NOT_READY = 600
+};
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum cu_device_attribute {
     CU_NUM_MULTIPROCESSORS = 16,
@@ -104,7 +109,8 @@ _Static_assert(sizeof(struct cu_launch_config) == 56, "CUlaunchConfig");
        int swizzle, int l2_promotion, int out_of_bounds_fill))                                                        \
     X(capture_mode_exchange, "cuThreadExchangeStreamCaptureMode", (int *mode))                                        \
     X(stream_context, "cuStreamGetCtx", (cu_stream stream, cu_context * context))                                     \
-    X(stream_capturing, "cuStreamIsCapturing", (cu_stream stream, int *status))
+    X(stream_capturing, "cuStreamIsCapturing", (cu_stream stream, int *status))                                       \
+    X(stream_query, "cuStreamQuery", (cu_stream stream))
 
 struct cuda_driver {
 #define CU_MEMBER(member, name, parameters) cu_result(*member) parameters;

@@ -1,11 +1,12 @@
 /* ranks_run.c: agreement of ranks, execution, and waiting for peers. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/struct_bytes.h"
+#include "cuda/cuda.h"
+#include "parallel/patience.h"
 #include "parallel/ranks_call.h"
 #include "parallel/ranks_local.h"
 
@@ -165,4 +166,19 @@ fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tens
     call.receives = (fdm_message *)(void *)call_take(&call, plan->messages_max * (int64_t)sizeof(fdm_message));
     status = plan->algorithm == FDM_RANKS_GATHER ? gather_run(&call) : ulysses_run(&call);
     return status ? leave(communicator, status) : FDM_OK;
+}
+/* ---- waiting ---- */
+
+fdm_status fdm_wait(fdm_communicator *communicator, fdm_device_id device, void *stream, int64_t milliseconds) {
+    fdm_status status = check_communicator(communicator);
+    const struct patience patience = patience_start(milliseconds > 0 ? milliseconds : 0);
+    for (int32_t done = device.type == FDM_CPU; !status;) {
+        if (communicator->poll && communicator->poll(communicator->context))
+            status = break_off(communicator, "work was waited for");
+        else if (done)
+            return FDM_OK;
+        else if (!(status = cuda_stream_done(device.index, stream, &done)) && !done && !patience_wait(&patience))
+            status = break_off(communicator, "work was waited for");
+    }
+    return communicator && communicator->broken ? leave(communicator, status) : status;
 }

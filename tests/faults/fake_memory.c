@@ -107,6 +107,14 @@ static cu_result memory_fill_async(cu_address memory, unsigned char value, size_
     return fake_end(result);
 }
 
+static cu_result stream_query(cu_stream stream) {
+    (void)stream;
+    cu_result result = fake_begin("cuStreamQuery", CONTEXT);
+    if (!result)
+        result = fake_finish(fake_current());
+    return fake_end(result);
+}
+
 /* ---- events ---- */
 
 static cu_result event_create(cu_event *event, unsigned flags) {
@@ -214,6 +222,7 @@ void fake_fill_memory(struct cuda_driver *driver) {
     driver->copy_on_device = copy_on_device;
     driver->memory_fill = memory_fill;
     driver->memory_fill_async = memory_fill_async;
+    driver->stream_query = stream_query;
     driver->event_create = event_create;
     driver->event_record = event_record;
     driver->event_synchronize = event_synchronize;
