@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 build=${1:-build}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-examples=(attention_forward attention_backward topw)
+examples=(attention_forward attention_backward topw two_processes)
 warnings=(-std=c11 -Wall -Wextra -Werror)
 
 # run_examples FOLDER: runs the examples that lie there with the installed library.
