@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/half.h"
 #include "companion_run.h"
 #include "json_writer.h"
 #include "kernel_names.h"
@@ -260,12 +259,7 @@ static float first_element(const struct bench *b, int i) {
     const struct file_tensor *t = &b->run.tensors[b->pass == FDM_BACKWARD ? RUN_DQ : RUN_OUT];
     if (i >= file_tensor_elements(t))
         return 0;
-    switch (t->dtype) {
-    case FDM_FLOAT64: return (float)((const double *)t->data)[i];
-    case FDM_FLOAT16: return float16_to_float(((const uint16_t *)t->data)[i]);
-    case FDM_BFLOAT16: return bfloat16_to_float(((const uint16_t *)t->data)[i]);
-    default: return ((const float *)t->data)[i];
-    }
+    return (float)run_load(t->data, i, t->dtype);
 }
 
 static void check_row(struct bench *b, struct row *row) {

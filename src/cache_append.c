@@ -45,7 +45,9 @@ static fdm_status describe_cache(struct append *x) {
     if (taken)
         return taken;
     p->dtype = fdm_dtype_of(t->k);
+    p->heads_kv = t->k->shape[2];
     p->head_dim = t->k->shape[3];
+    p->head_dim_v = t->v->shape[3];
     p->causal = 1;
     p->seqlen_q = 0;
     if (!t->slots && !x->cache.lengths)
@@ -55,7 +57,7 @@ static fdm_status describe_cache(struct append *x) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "lengths has %d axes; it needs 1", x->cache.lengths->ndim);
     p->batch = t->slots ? 1 : x->cache.lengths->shape[0];
     const fdm_status status = t->slots ? refuse_beside_slots(&x->cache) : FDM_OK;
-    return status ? status : cache_describe(&x->cache, t->k, t->v, 0, p);
+    return status ? status : cache_describe(&x->cache, t->k, 0, p);
 }
 
 static fdm_status describe_queries(struct append *x) {

@@ -1,7 +1,7 @@
 /* forward_params.c: a call's tensors as the parameters of the kernels. */
 #include "gpu/gpu_family.h"
 
-static struct gpu_matrix matrix_of(const struct matrix_view *view) {
+struct gpu_matrix gpu_matrix_of(const struct matrix_view *view) {
     return (struct gpu_matrix){view->data, view->batch, view->row, view->head};
 }
 static struct gpu_scores scores_of(const struct score_view *view) {
@@ -68,10 +68,10 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
     const fdm_problem *p = attention->problem;
     const struct interval_view *i = &attention->intervals;
     *a = (struct gpu_forward_params){
-        .q = matrix_of(&attention->q),
-        .k = matrix_of(&attention->k),
-        .v = matrix_of(&attention->v),
-        .out = matrix_of(&attention->out),
+        .q = gpu_matrix_of(&attention->q),
+        .k = gpu_matrix_of(&attention->k),
+        .v = gpu_matrix_of(&attention->v),
+        .out = gpu_matrix_of(&attention->out),
         .lse = rows_of(&attention->lse),
         .mask = scores_of(&attention->mask),
         .bias = scores_of(&attention->bias),

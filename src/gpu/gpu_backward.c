@@ -111,10 +111,6 @@ int64_t gpu_backward_workspace_bytes(const fdm_problem *p, const struct gpu_back
 
 /* ---- parameters ---- */
 
-static struct gpu_matrix matrix_of(const struct matrix_view *view) {
-    return (struct gpu_matrix){view->data, view->batch, view->row, view->head};
-}
-
 void gpu_backward_fill(const struct attention *attention, const struct gpu_backward_needs *needs, char *workspace,
                        struct gpu_backward_params *a) {
     const fdm_problem *p = attention->problem;
@@ -123,10 +119,10 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
     const struct score_view *dbias = &attention->dbias;
     const int64_t *shape = p->bias_shape;
     *a = (struct gpu_backward_params){
-        .dout = matrix_of(&attention->dout),
-        .dq = matrix_of(&attention->dq),
-        .dk = matrix_of(&attention->dk),
-        .dv = matrix_of(&attention->dv),
+        .dout = gpu_matrix_of(&attention->dout),
+        .dq = gpu_matrix_of(&attention->dq),
+        .dk = gpu_matrix_of(&attention->dk),
+        .dv = gpu_matrix_of(&attention->dv),
         .dlse = {(float *)(void *)dlse->data, dlse->batch, dlse->head, dlse->row},
         .dbias = {dbias->data, dbias->batch, dbias->head, dbias->row, dbias->key, (int32_t)dbias->group, 0},
         .lse_rows = (float *)(void *)(workspace + l.lse),

@@ -114,6 +114,7 @@ fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_
 
 /* A call's tensors as the kernels' parameters. */
 struct gpu_cache gpu_cache_of(const struct attention *attention);
+struct gpu_matrix gpu_matrix_of(const struct matrix_view *view);
 struct gpu_sink gpu_sink_of(const struct sink_view *view, const fdm_problem *problem);
 void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *params);
 

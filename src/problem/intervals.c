@@ -2,11 +2,6 @@
 #include "problem/key_intervals.h"
 #include "problem/tensor.h"
 
-/* Rows are raw; a bound past int32 is as good as the largest int32. */
-static int32_t clamp_row(int64_t row) {
-    return row > INT32_MAX ? INT32_MAX : row < INT32_MIN ? INT32_MIN : (int32_t)row;
-}
-
 /* Start or end of a head. */
 struct key_row {
     int32_t *data;

@@ -4,6 +4,11 @@
 
 #include "flash_dmattn.h"
 
+/* A bound of an interval. Rows are raw; past int32 the last one is as good. */
+static inline int32_t clamp_row(int64_t row) {
+    return row > INT32_MAX ? INT32_MAX : row < INT32_MIN ? INT32_MIN : (int32_t)row;
+}
+
 /* Causal masks, windows and prefixes: key j is visible to rows from j - row_shift - right (from 0 where j < prefix) to
  * j - row_shift + left. */
 struct interval_rule {

@@ -4,6 +4,8 @@
 #include <stddef.h>
 
 #include "base/error.h"
+#include "problem/key_intervals.h"
+#include "problem/lengths.h"
 #include "problem/tensor.h"
 
 /* ---- checks ---- */
@@ -130,14 +132,8 @@ static fdm_status resolve_offsets(const fdm_key_rules *rules, const fdm_tensor *
         *views[n] = numbers(pair[n]);
     }
     out->batch = pair[0]->shape[0] - 1;
-    const int32_t *cu = out->cu_seqlens_k;
-    for (int64_t b = 0; start->device.type == FDM_CPU && b <= out->batch; b++)
-        if (cu[b] < (b ? cu[b - 1] : 0) || cu[b] > out->keys)
-            return error_set(
-                FDM_ERROR_INVALID_ARGUMENT,
-                "cu_seqlens_k holds %d at index %lld; it must rise from 0 or above to at most the %lld keys", cu[b],
-                (long long)b, (long long)out->keys);
-    return FDM_OK;
+    int64_t longest;
+    return lengths_check_cu_seqlens(pair[1], "cu_seqlens_k", out->batch, out->keys, &longest);
 }
 
 /* start and end of one shape, [B, h, Sk], packed [h, total_k]. */
@@ -192,10 +188,6 @@ fdm_status key_rules_resolve(const fdm_key_rules *rules, int64_t seqlen_q, const
 }
 
 /* ---- the CPU ---- */
-
-static int32_t clamp_row(int64_t row) {
-    return row > INT32_MAX ? INT32_MAX : row < INT32_MIN ? INT32_MIN : (int32_t)row;
-}
 
 /* Rows first <= i < last see a key. */
 struct rows {

@@ -75,8 +75,7 @@ static fdm_status check_table(const fdm_cache *cache) {
     return FDM_OK;
 }
 
-fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, const fdm_tensor *v, int64_t max_seqlen_k,
-                          fdm_problem *p) {
+fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, int64_t max_seqlen_k, fdm_problem *p) {
     const int64_t pages = k->shape[0], rows = k->shape[1];
     fdm_status status = check_table(cache);
     if (status)
@@ -88,8 +87,6 @@ fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, const fdm
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "k has pages of %lld rows; a page has 1 at least",
                          (long long)rows);
     p->has_cache = 1;
-    p->heads_kv = k->shape[2];
-    p->head_dim_v = v->shape[3];
     p->num_pages = (int32_t)pages;
     p->page_size = cache->block_table ? (int32_t)rows : 0;
     p->ragged_pages = cache->page_start != NULL;

@@ -8,10 +8,8 @@
 /* Fields of a cache in a problem, after its extents were checked. */
 fdm_status cache_validate(const fdm_problem *problem);
 
-/* Shapes of k, v and the table: sets heads_kv, head dims, pages and seqlen_k of the problem, whose dtype is set.
- * max_seqlen_k: 0 = the cache's room. */
-fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, const fdm_tensor *v, int64_t max_seqlen_k,
-                          fdm_problem *problem);
+/* Shapes of k and the table: sets pages and seqlen_k of the problem. max_seqlen_k: 0 = the cache's room. */
+fdm_status cache_describe(const fdm_cache *cache, const fdm_tensor *k, int64_t max_seqlen_k, fdm_problem *problem);
 /* All else of a cache, for a problem whose batch is set. On the CPU a page, row or list outside of the cache is an
  * error. seqused_k of `attention` is set before. has_slots: fdm_append_tensors gives slots, so that nothing says which
  * keys the new ones follow. */

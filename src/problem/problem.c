@@ -306,7 +306,7 @@ static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fd
         p->seqlen_k = t->k->shape[1];
     }
     /* Beside a cache the keys are as many as that has room for. */
-    const fdm_status status = t->cache ? cache_describe(t->cache, t->k, t->v, o->max_seqlen_k, p) : FDM_OK;
+    const fdm_status status = t->cache ? cache_describe(t->cache, t->k, o->max_seqlen_k, p) : FDM_OK;
     return status ? status : lengths_describe(t, o, p, a);
 }
 

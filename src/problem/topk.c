@@ -1,7 +1,7 @@
 /* topk.c: exact causal top-W of a per-key bias as key intervals, one heap of W keys per head. */
 #include <math.h>
 
-#include "base/half.h"
+#include "base/elements.h"
 #include "problem/key_intervals.h"
 #include "problem/tensor.h"
 
@@ -54,18 +54,8 @@ struct topk_head {
 
 /* NaN ranks lowest, with the -infs. */
 static float bias_at(const struct topk_head *t, int64_t j) {
-    float bias;
-    if (t->dtype == FDM_FLOAT32)
-        bias = ((const float *)t->bias)[j * t->bias_stride];
-    else if (t->dtype == FDM_FLOAT16)
-        bias = float16_to_float(((const uint16_t *)t->bias)[j * t->bias_stride]);
-    else
-        bias = bfloat16_to_float(((const uint16_t *)t->bias)[j * t->bias_stride]);
+    const float bias = (float)element_load(t->bias, j * t->bias_stride, t->dtype);
     return isnan(bias) ? -INFINITY : bias;
-}
-
-static int32_t clamp_row(int64_t row) {
-    return row > INT32_MAX ? INT32_MAX : row < INT32_MIN ? INT32_MIN : (int32_t)row;
 }
 
 static void topk_one_head(const struct topk_head *t, struct kept_key *heap) {
