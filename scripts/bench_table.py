@@ -8,9 +8,10 @@ bench/results/DEVICE
 import json
 import math
 import pathlib
-import re
 import sys
 import textwrap
+
+import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS, OURS, READ = ("sdpa-flash", "sdpa-math"), "flash-dmattn", "memory-read"
@@ -117,11 +118,9 @@ def peak_table(folder: pathlib.Path) -> str:
 
 
 def replace(path: pathlib.Path, device: str, text: str) -> None:
-    begin, end = f"<!-- measured {device} -->", f"<!-- end of measured {device} -->"
-    page = path.read_text()
-    if begin not in page:
-        sys.exit(f"{path.name} has no place for {device}: {begin} and {end}")
-    page = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: f"{begin}\n{text}{end}", page, flags=re.S)
+    page, places = marked_table.replaced(path.read_text(), f"measured {device}", text)
+    if not places:
+        sys.exit(f"{path.name} has no place for {device}: <!-- measured {device} --> and its end")
     path.write_text(page)
 
 

@@ -21,6 +21,8 @@ import statistics
 import sys
 import textwrap
 
+import marked_table
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SPEC = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "bench_report.py")
 bench_report = importlib.util.module_from_spec(SPEC)
@@ -191,8 +193,7 @@ def variant(kernel: str, choice: str) -> str:
 
 
 def replace(page: pathlib.Path, what: str, body: str) -> None:
-    begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
-    page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{body}{end}", page.read_text(), flags=re.DOTALL))
+    page.write_text(marked_table.replaced(page.read_text(), what, body)[0])
 
 
 def main() -> None:

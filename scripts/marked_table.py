@@ -8,4 +8,4 @@ import re
 def replaced(page: str, name: str, text: str) -> tuple[str, int]:
     """The page with `text` in the places of this name, and how many there are."""
     block = f"<!-- {name} -->\n{text}<!-- end of {name} -->"
-    return re.subn(f"<!-- {name} -->.*?<!-- end of {name} -->", lambda _: block, page, flags=re.DOTALL)
+    return re.subn(f"<!-- {re.escape(name)} -->.*?<!-- end of {re.escape(name)} -->", lambda _: block, page, flags=re.DOTALL)

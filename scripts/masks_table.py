@@ -13,6 +13,8 @@ import pathlib
 import sys
 import textwrap
 
+import marked_table
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ("docs/lab/dynamic_masks.md", "docs/lab/masks_on_device.md")
 
@@ -90,12 +92,10 @@ def main(arguments: list[str]) -> int:
         for part, found in parts_of(data).items():
             replaced = 0
             for page in (ROOT / each for each in PAGES):
-                begin, end = f"<!-- {part} measured -->\n", f"<!-- end of {part} measured -->"
-                text = page.read_text()
-                if begin in text:
-                    before, _, rest = text.partition(begin)
-                    page.write_text(before + begin + MAKERS[part](found).rstrip("\n") + "\n\n" + source(data, file) + end + rest.partition(end)[2])
-                    replaced += 1
+                table = MAKERS[part](found).rstrip("\n") + "\n\n" + source(data, file)
+                text, places = marked_table.replaced(page.read_text(), f"{part} measured", table)
+                page.write_text(text)
+                replaced += places
             if not replaced:
                 print(f"masks_table: no page has a place for {part}", file=sys.stderr)
                 return 1

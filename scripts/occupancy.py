@@ -22,6 +22,8 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
+import marked_table
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEVICE = "sm_90"
 # What each row of the table is made from: a name for the result, and the profiler's. The first that the profiler knows.
@@ -233,10 +235,8 @@ def write(path: pathlib.Path, check: bool = False) -> int:
     data["facts"]["path"] = str(path.resolve().relative_to(ROOT))
     different = 0
     for page, direction in (("docs/measured.md", "forward"), ("docs/measured.md", "backward")):
-        begin, end = f"<!-- {direction} occupancy -->", f"<!-- end of {direction} occupancy -->"
         old = (ROOT / page).read_text()
-        body = table(data, direction)
-        new, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{body}{end}", old, flags=re.DOTALL)  # noqa: B023
+        new, count = marked_table.replaced(old, f"{direction} occupancy", table(data, direction))
         different += count != 1 or new != old
         if not check:
             (ROOT / page).write_text(new)
