@@ -86,8 +86,8 @@ fdm_status fdm_plan_predict(const fdm_device *device, const fdm_plan *plan, int6
 
 /* ---- the model's choice ---- */
 
-/* scripts/tune_fit.py judges the model by these: a way is surely faster where it is predicted to take LEAD less time, and
- * SURE times what both rows err together less. */
+/* scripts/tune_fit.py judges the model by these: a way is surely faster where it is predicted to take LEAD less time,
+ * and SURE times what both rows err together less. */
 static const double LEAD = 0.02, SURE = 2;
 
 static double lead_of(const fdm_prediction *rule, const fdm_prediction *way) {

@@ -6,8 +6,8 @@
 
 enum { MODEL_FEATURES = 8, MODEL_NAME_BYTES = 128 };
 
-/* Who takes which block: the next that is free; a fixed share; a fixed share of pairs; the next, asked for where a block
- * begins. */
+/* Who takes which block: the next that is free; a fixed share; a fixed share of pairs; the next, asked for where a
+ * block begins. */
 enum model_order { MODEL_FREE, MODEL_STATIC, MODEL_PAIRS, MODEL_ASKS_EARLY };
 
 /* What a plan's numbers do not say by themselves. */

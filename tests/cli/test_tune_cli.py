@@ -112,3 +112,16 @@ def test_companions_need_a_cuda_device(tmp_path):
         "--seqlen-q 32",
     ]
     assert "softmax runs on CUDA devices only" in rows[0]["error"] and "error" not in rows[2]
+
+
+def test_ways_of_the_cpu():
+    """Blocks of other sizes, each instruction set that is no step back, and half the threads."""
+    words = "--seqlen-q 512 --heads 4 --head-dim 64".split()
+    done = run_fdm("tune", "--device", "cpu", "--seconds", "0.3", "--no-keep", "--json", *words)
+    rows = json.loads(done.stdout)["rows"]
+    threads = max(row["threads"] for row in rows)
+    assert {row["threads"] for row in rows} == {threads, max(threads // 2, 1)}
+    assert len({row["choice"] for row in rows}) >= 3
+    assert all(row["state"] in ("timed", "not timed") for row in rows)
+    listed = run_fdm("plan", "--variants", *words).stdout
+    assert all(row["choice"] in listed for row in rows)

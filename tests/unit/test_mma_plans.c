@@ -45,7 +45,7 @@ static void splits(void **state) {
         /* eight splits are a cluster, more are not; short sequences have few */
         {"sm_90", 1, 8, 131072, 128, 16, 4, MMA_MERGE_WORKSPACE},
         {"sm_90", 2, 1, 2560, 128, 10, 4, MMA_MERGE_WORKSPACE},
-        /* clusters that would leave four multiprocessors: twice as many splits; where keys are too few for those, not */
+        /* clusters that would leave four multiprocessors: twice as many splits; where keys are too few, not */
         {"sm_90", 2, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
         {"sm_90", 32, 1, 1515, 256, 4, 3, MMA_MERGE_CLUSTER},
         /* 64 splits have 32 tiles of 64 keys each; with 63 some would have 33 */

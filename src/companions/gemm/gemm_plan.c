@@ -177,7 +177,7 @@ static void element_request(const fdm_gemm_problem *p, const char *entry, int32_
 
 /* ---- the list ---- */
 
-#define MMA_RUNG(index, name, description) [index] = {name, description, 0, float16_refusal, NULL, mma_fill}
+#define MMA_RUNG(index, name, description) [index] = {name, description, 0, float16_refusal, NULL, mma_fill, NULL}
 static const struct companion_kernel kernels[NUM_KERNELS] = {
     [SKINNY] = {"gemm.skinny", "few rows of A: B from memory straight to registers and mma.sync, k split over warps", 1,
                 gemm_skinny_refusal, gemm_skinny_passed_over, gemm_skinny_fill, gemm_skinny_variant},
@@ -197,10 +197,10 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
     MMA_RUNG(MMA_PADDED, "gemm.mma+stage2+pad", "two stages, 16 bytes between rows"),
     MMA_RUNG(MMA_STAGE2, "gemm.mma+stage2", "mma.sync from shared memory, two stages, rows as they come"),
     [MMA_WARP] = {"gemm.mma-warp", "mma.sync, a tile of 16x8 a warp, straight from global memory", 0, float32_refusal,
-                  NULL, warp_fill},
+                  NULL, warp_fill, NULL},
     [SLICED_K] = {"gemm.sliced-k", "slices of k in shared memory, 4x4 sums a thread, no tensor cores", 0,
-                  float32_refusal, NULL, sliced_fill},
-    [NAIVE] = {"gemm.naive", "the definition, a thread an element", 0, float16_refusal, NULL, naive_fill},
+                  float32_refusal, NULL, sliced_fill, NULL},
+    [NAIVE] = {"gemm.naive", "the definition, a thread an element", 0, float16_refusal, NULL, naive_fill, NULL},
 };
 
 static void name_class(const void *problem, char text[COMPANION_CLASS_BYTES]) {

@@ -52,8 +52,8 @@ static void fill_way(const fdm_device *device, const fdm_gemm_problem *p, int32_
              GEMM_SKINNY_COLUMNS, 8 * choice->parameters[SKINNY_DEPTH], splits, splits > 1 ? "s" : "");
 }
 
-/* The rules' way, then other splits by the rules' depth, then by the other. 4 was slower on an H200: 36.6 beside 35.7 us
- * for 1 row, 38.3 beside 36.6 for 16. */
+/* The rules' way, then other splits by the rules' depth, then by the other. 4 was slower on an H200: 36.6 beside 35.7
+ * us for 1 row, 38.3 beside 36.6 for 16. */
 int gemm_skinny_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice) {
     enum { DEPTH = 2, OTHER_DEPTH = 4, SPLITS_MAX = 16 };
     const fdm_gemm_problem *p = problem;

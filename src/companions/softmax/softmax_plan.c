@@ -277,16 +277,17 @@ static void elements_fill(const fdm_device *device, const void *problem, fdm_com
 enum { RESIDENT, RING, SPLIT, VECTOR, ONLINE, NAIVE, NUM_KERNELS };
 static const struct companion_kernel kernels[NUM_KERNELS] = {
     [RESIDENT] = {"softmax.resident", "a row read once, held in the registers of a block or a cluster", 1,
-                  resident_refusal, resident_passed_over, resident_fill},
+                  resident_refusal, resident_passed_over, resident_fill, NULL},
     [RING] = {"softmax.ring", "a row read once, in pieces that pass through the shared memory of many blocks", 1,
               ring_refusal, ring_passed_over, ring_fill, ring_variant},
     [SPLIT] = {"softmax.split", "few or long rows, each in pieces over many blocks, two launches", 1, nothing_against,
                NULL, split_fill, split_variant},
-    [VECTOR] = {"softmax.vector", "online, 16 bytes a load, the row read twice", 0, vector_refusal, NULL, vector_fill},
+    [VECTOR] = {"softmax.vector", "online, 16 bytes a load, the row read twice", 0, vector_refusal, NULL, vector_fill,
+                NULL},
     [ONLINE] = {"softmax.online", "largest element and sum in one pass, the row read twice", 0, nothing_against, NULL,
-                elements_fill},
+                elements_fill, NULL},
     [NAIVE] = {"softmax.naive", "safe softmax as written down, the row read three times", 0, naive_refusal, NULL,
-               elements_fill},
+               elements_fill, NULL},
 };
 
 static void name_class(const void *problem, char text[COMPANION_CLASS_BYTES]) {

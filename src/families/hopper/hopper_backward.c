@@ -63,8 +63,8 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
 }
 
 /* Time of all blocks, of one of 128 keys 1; few waves are counted whole. Under a causal mask the first block of keys
- * walks over all rows, and a mean one over half of them; sequences of a packed batch have their mean length. Query heads
- * that share keys can be divided over blocks. */
+ * walks over all rows, and a mean one over half of them; sequences of a packed batch have their mean length. Query
+ * heads that share keys can be divided over blocks. */
 static double time_of_blocks(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     enum { FEW_WAVES = 4 };
     const double item = t->warpgroups == 3 ? 1.2 : 1; /* H200: 1.09 to 1.21 of a few hundred rows and of many */

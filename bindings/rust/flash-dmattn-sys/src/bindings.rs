@@ -33,6 +33,7 @@ pub const FDM_NO_DTYPE: fdm_dtype = -1;
 pub const FDM_TUNE_DEFAULT: fdm_tune_wish = 0;
 pub const FDM_TUNE_MEASURE: fdm_tune_wish = 1;
 pub const FDM_TUNE_RULES: fdm_tune_wish = 2;
+pub const FDM_TUNE_PREDICT: fdm_tune_wish = 3;
 pub const FDM_FORWARD: fdm_pass = 0;
 pub const FDM_BACKWARD: fdm_pass = 1;
 pub const FDM_MEMORY_LOW: fdm_memory_tier = 0;
@@ -497,6 +498,7 @@ pub struct fdm_softmax_options {
     pub scale: f64,
     pub kernel: *const c_char,
     pub stream: *mut c_void,
+    pub tune: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -536,6 +538,7 @@ pub struct fdm_gemm_options {
     pub beta: f64,
     pub kernel: *const c_char,
     pub stream: *mut c_void,
+    pub tune: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -742,12 +745,16 @@ extern "C" {
     pub fn fdm_plan_softmax(device: *const fdm_device, problem: *const fdm_softmax_problem, kernel: *const c_char, plan: *mut fdm_softmax_plan) -> fdm_status;
     pub fn fdm_execute_softmax(plan: *const fdm_softmax_plan, tensors: *const fdm_softmax_tensors, options: *const fdm_softmax_options, workspace: *mut c_void, workspace_bytes: usize, stream: *mut c_void) -> fdm_status;
     pub fn fdm_softmax(pass: fdm_pass, tensors: *const fdm_softmax_tensors, options: *const fdm_softmax_options, allocator: *const fdm_allocator) -> fdm_status;
+    pub fn fdm_plan_softmax_variant(device: *const fdm_device, problem: *const fdm_softmax_problem, kernel: *const c_char, variant: i32, plan: *mut fdm_softmax_plan) -> fdm_status;
+    pub fn fdm_tune_softmax(device: *const fdm_device, problem: *const fdm_softmax_problem, options: *const fdm_tune_options, rows: *mut fdm_tune_row, size: i32, result: *mut fdm_tune_result) -> fdm_status;
     pub fn fdm_prepare_softmax(plan: *const fdm_softmax_plan) -> fdm_status;
     pub fn fdm_softmax_kernel(index: i32, name: *mut *const c_char, description: *mut *const c_char) -> fdm_status;
     pub fn fdm_describe_gemm(tensors: *const fdm_gemm_tensors, options: *const fdm_gemm_options, problem: *mut fdm_gemm_problem) -> fdm_status;
     pub fn fdm_plan_gemm(device: *const fdm_device, problem: *const fdm_gemm_problem, kernel: *const c_char, plan: *mut fdm_gemm_plan) -> fdm_status;
     pub fn fdm_execute_gemm(plan: *const fdm_gemm_plan, tensors: *const fdm_gemm_tensors, options: *const fdm_gemm_options, workspace: *mut c_void, workspace_bytes: usize, stream: *mut c_void) -> fdm_status;
     pub fn fdm_gemm(tensors: *const fdm_gemm_tensors, options: *const fdm_gemm_options, allocator: *const fdm_allocator) -> fdm_status;
+    pub fn fdm_plan_gemm_variant(device: *const fdm_device, problem: *const fdm_gemm_problem, kernel: *const c_char, variant: i32, plan: *mut fdm_gemm_plan) -> fdm_status;
+    pub fn fdm_tune_gemm(device: *const fdm_device, problem: *const fdm_gemm_problem, options: *const fdm_tune_options, rows: *mut fdm_tune_row, size: i32, result: *mut fdm_tune_result) -> fdm_status;
     pub fn fdm_prepare_gemm(plan: *const fdm_gemm_plan) -> fdm_status;
     pub fn fdm_gemm_kernel(index: i32, name: *mut *const c_char, description: *mut *const c_char) -> fdm_status;
     pub fn fdm_layout_create(wish: *const fdm_layout_wish, layout: *mut *mut fdm_layout) -> fdm_status;

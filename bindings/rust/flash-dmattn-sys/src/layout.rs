@@ -36,11 +36,11 @@ layouts! {
     fdm_cache_info 800 8 { struct_bytes 0 num_ignored 4 folder 8 num_entries 520 bytes 528 limit_bytes 536 ignored 544 }
     fdm_companion_choice 752 8 { device 0 kernel 8 choice 56 kernel_index 120 parameters 124 shared_bytes 160 workspace_bytes 168 reason 176 reserved 688 }
     fdm_softmax_tensors 48 8 { struct_bytes 0 x 8 mask 16 out 24 dout 32 dx 40 }
-    fdm_softmax_options 32 8 { struct_bytes 0 log 4 scale 8 kernel 16 stream 24 }
+    fdm_softmax_options 40 8 { struct_bytes 0 log 4 scale 8 kernel 16 stream 24 tune 32 }
     fdm_softmax_problem 104 8 { pass 0 dtype 4 rows 8 columns 16 log 24 has_mask 28 negative_scale 32 aligned 36 reserved 40 }
     fdm_softmax_plan 864 8 { struct_bytes 0 problem 8 choice 112 }
     fdm_gemm_tensors 40 8 { struct_bytes 0 a 8 b 16 c 24 out 32 }
-    fdm_gemm_options 40 8 { struct_bytes 0 accumulate_float16 4 alpha 8 beta 16 kernel 24 stream 32 }
+    fdm_gemm_options 48 8 { struct_bytes 0 accumulate_float16 4 alpha 8 beta 16 kernel 24 stream 32 tune 40 }
     fdm_gemm_problem 128 8 { dtype 0 batch 8 m 16 n 24 k 32 a_rows_contiguous 40 b_rows_contiguous 44 has_c 48 accumulate_float16 52 mappable 56 reserved 64 }
     fdm_gemm_plan 888 8 { struct_bytes 0 problem 8 choice 136 }
     fdm_range 16 8 { first 0 end 8 }
@@ -75,6 +75,7 @@ values! {
     FDM_TUNE_DEFAULT 0
     FDM_TUNE_MEASURE 1
     FDM_TUNE_RULES 2
+    FDM_TUNE_PREDICT 3
     FDM_FORWARD 0
     FDM_BACKWARD 1
     FDM_MEMORY_LOW 0
@@ -167,12 +168,16 @@ exported! {
     fdm_plan_softmax
     fdm_execute_softmax
     fdm_softmax
+    fdm_plan_softmax_variant
+    fdm_tune_softmax
     fdm_prepare_softmax
     fdm_softmax_kernel
     fdm_describe_gemm
     fdm_plan_gemm
     fdm_execute_gemm
     fdm_gemm
+    fdm_plan_gemm_variant
+    fdm_tune_gemm
     fdm_prepare_gemm
     fdm_gemm_kernel
     fdm_layout_create
