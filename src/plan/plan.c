@@ -167,7 +167,7 @@ int plan_may_tune(const fdm_device *device, const char *kernel) {
     if (!family || strcmp(family->name, "reference") == 0)
         return 0;
     if (family->device_type == FDM_CPU)
-        return !strstr(kernel, ".scalar") && !(wide && strstr(kernel, ".avx2"));
+        return (!strstr(kernel, ".scalar") || strcmp(device->isa, "scalar") == 0) && !(wide && strstr(kernel, ".avx2"));
     return !family->chosen_freely || family->chosen_freely(family, family_find_kernel(family, kernel));
 }
 
