@@ -181,7 +181,8 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *
  * Appending writes to k and v, whose type says const. Both must then lie apart from all other tensors and from each
  * other. Pages or rows that several sequences hold may be read; appended to by two at a time, they keep the keys of
- * one. On the CPU a page outside of the cache is an error. No kernel for CUDA devices takes a cache yet. */
+ * one. On the CPU a page outside of the cache is an error; on CUDA devices its keys are not visible, and new keys are
+ * not written there. */
 typedef struct fdm_cache {
     uint32_t struct_bytes;      /* sizeof(fdm_cache) */
     int32_t rotary_interleaved; /* 0 or 1 */

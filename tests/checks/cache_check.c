@@ -138,9 +138,11 @@ static void download(int n) {
 
 /* ---- a scene ---- */
 
-static void draw_sizes(int attends) {
+static void draw_sizes(int attends, int in_16_bits) {
     const int64_t unit = attends ? 8 : 1;
     s = (struct scene){.dtype = (fdm_dtype)PICK(FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16)};
+    if (in_16_bits && s.dtype == FDM_FLOAT32)
+        s.dtype = FDM_BFLOAT16;
     s.batch = 1 + below(BATCH_MAX);
     s.heads_kv = 1 + below(3);
     s.heads = s.heads_kv * PICK(1, 2, 4);
@@ -317,9 +319,9 @@ static fdm_cache cache_of(int on_device, int interleaved) {
                        .rotary_start = of(ROTARY_START, on_device)};
 }
 
-static void begin_scene(int attends, char *about, size_t bytes) {
+static void begin_scene(int attends, int in_16_bits, char *about, size_t bytes) {
     release_all();
-    draw_sizes(attends);
+    draw_sizes(attends, in_16_bits);
     make_tensors(attends);
     make_tables(attends);
     const int interleaved = (int)below(2);
@@ -346,7 +348,7 @@ static int same_bytes(int n) {
 }
 
 static const char *check_append(const struct options *o, char *about, size_t bytes) {
-    begin_scene(0, about, bytes);
+    begin_scene(0, 0, about, bytes);
     draw_lists();
     upload();
     for (int on_device = 0; on_device < 2; on_device++) {
@@ -413,7 +415,7 @@ static const char *check_plan(const struct options *o, char *about, size_t bytes
     fdm_options options = fdm_options_default();
     void *workspace = NULL;
     const char *fault = NULL;
-    begin_scene(1, about, bytes);
+    begin_scene(1, o->kernel != NULL, about, bytes); /* a kernel that is named may take no others */
     options.max_seqlen_q = s.packed_q ? s.seqlen_q : 0;
     options.max_seqlen_k = s.bound;
     options.causal = (int32_t)below(2);

@@ -445,6 +445,7 @@ pub struct fdm_append_tensors {
     pub q: *const fdm_tensor,
     pub cu_seqlens_q: *const fdm_tensor,
     pub q_out: *mut fdm_tensor,
+    pub stream: *mut c_void,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

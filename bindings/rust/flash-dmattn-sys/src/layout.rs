@@ -31,7 +31,7 @@ layouts! {
     fdm_kept_choice 1544 8 { struct_bytes 0 num_samples 4 num_threads 8 reserved 12 kernel 16 choice 64 rule_kernel 128 rule_choice 176 seconds 240 rule_seconds 248 date 256 key 264 maker 1160 file 1288 ignored 1416 }
     fdm_key_rules 64 8 { struct_bytes 0 document_ids 8 prefix_lengths 16 window_sizes 24 interval_start 32 interval_end 40 cu_seqlens_q 48 cu_seqlens_k 56 }
     fdm_topk_slots 48 8 { struct_bytes 0 key 8 bias 16 length 24 k 32 v 40 }
-    fdm_append_tensors 72 8 { struct_bytes 0 k 8 v 16 cache 24 slots 32 positions 40 q 48 cu_seqlens_q 56 q_out 64 }
+    fdm_append_tensors 80 8 { struct_bytes 0 k 8 v 16 cache 24 slots 32 positions 40 q 48 cu_seqlens_q 56 q_out 64 stream 72 }
     fdm_setting_info 96 8 { struct_bytes 0 valid 4 name 8 description 72 allowed 80 value 88 }
     fdm_cache_info 800 8 { struct_bytes 0 num_ignored 4 folder 8 num_entries 520 bytes 528 limit_bytes 536 ignored 544 }
     fdm_companion_choice 752 8 { device 0 kernel 8 choice 56 kernel_index 120 parameters 124 shared_bytes 160 workspace_bytes 168 reason 176 reserved 688 }
