@@ -1,4 +1,4 @@
-"""Attention on a KV cache, and appending to one: NumPy arrays, DLPack producers and PyTorch's tensors, on the CPU."""
+"""Attention on a KV cache, and appending to one: NumPy arrays and DLPack producers on the CPU, and PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Arrays:
     def __init__(self, first: Any, name: str) -> None:
         self.device, self.first_name = device_of(first, name), name
         if self.device[0] != CPU:
-            raise NotImplementedError(f"{name} is on {say(self.device)}; this version takes KV caches on the CPU only")
+            raise NotImplementedError(f"{name} is on {say(self.device)}; arrays of KV caches are on the CPU, PyTorch's tensors also on CUDA devices")
         self.lender = lender_of(first, self.device, None)
 
     def read(self, array: Any, name: str) -> Optional[Borrowed]:
@@ -135,7 +135,7 @@ def flash_dmattn_with_kvcache_func(
 
     The cache lies in pages of any size, or is contiguous, and any strides are taken but for the last axis: heads before
     or after the rows of a page, K and V in one tensor. What it holds beyond a sequence's length never reaches a result.
-    A call takes sequences of one row and of thousands together. PyTorch's tensors and arrays, on the CPU.
+    A call takes sequences of one row and of thousands together. PyTorch's tensors, and arrays on the CPU.
 
     Args:
         query: [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q.
@@ -154,7 +154,7 @@ def flash_dmattn_with_kvcache_func(
             row b.
         cache_leftpad: int32 [B]: keys before it are not visible. Default None: 0.
         cu_seqlens_q: int32 [B + 1]: query is packed, as in flash_dmattn_varlen_func. Default None.
-        max_seqlen_q: a bound of the packed sequences' rows; default 0: found from cu_seqlens_q.
+        max_seqlen_q: a bound of the packed sequences' rows; default 0: found from cu_seqlens_q, on the CPU alone.
         max_seqlen_k: at most so many keys of a sequence count; default 0: as many as there is room for.
         cu_seqlens_new: int32 [B + 1], of packed key and value. Default None.
         rotary: (cos, sin), each [positions, R / 2] in query's dtype or float32: query and key turn by rotary embeddings
@@ -174,7 +174,7 @@ def flash_dmattn_with_kvcache_func(
 
     Raises:
         TypeError, ValueError: an argument is wrong, a page lies outside of the cache, or a gradient is asked for.
-        NotImplementedError: tensors are not on the CPU.
+        NotImplementedError: arrays are not on the CPU, or no kernel of a CUDA device takes the call.
 
     Examples:
         >>> import numpy
@@ -251,7 +251,7 @@ def append_kv_cache(
 
     Raises:
         TypeError, ValueError: an argument is wrong, or a page lies outside of the cache.
-        NotImplementedError: tensors are not on the CPU.
+        NotImplementedError: arrays are not on the CPU, or no kernel of a CUDA device takes the call.
 
     Examples:
         >>> import numpy
@@ -278,5 +278,5 @@ def append_kv_cache(
     if turned is not None and query_out is None:
         result = call.lender.empty(turned.shape, turned.dtype)
     written = None if result is None else call.write(result, "query_out")
-    _native.cache_append(*_views((*given, written)), interleaved)
+    _native.cache_append(*_views((*given, written)), interleaved, 0)
     return result if result is None or query_out is not None else call.lender.hand_over(result)

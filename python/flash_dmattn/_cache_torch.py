@@ -11,18 +11,18 @@ from . import _arguments, _native
 from ._arguments import Settings, check_layout, said
 from ._cache import APPEND_NAMES, FORWARD_NAMES, with_four_axes
 from ._fields import NUMBERS
-from ._operators import define, is_plain, native_view, refuse_transforms
+from ._operators import allocator_of, define, is_plain, native_view, refuse_transforms, stream_of
 
 _NUM_FORWARD, _NUM_APPEND = len(FORWARD_NAMES), len(APPEND_NAMES)
 
 
 def takes_caches(device: torch.device) -> bool:
     """Calls on a KV cache there are possible."""
-    return device.type in ("cpu", "meta")
+    return device.type in ("cpu", "cuda", "meta")
 
 
 def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
-    """Tensors on the CPU, or a sentence; the first ones may not be None."""
+    """Tensors on the CPU or a CUDA device, or a sentence; the first ones may not be None."""
     for tensor, name, place in zip(tensors, names, range(len(names))):
         if tensor is None and place >= needed:
             continue
@@ -30,7 +30,7 @@ def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
             raise TypeError(f"{name} is {said(tensor)}; it must be a torch.Tensor, as {names[0]} is")
         check_layout(tensor, name)
         if not takes_caches(tensor.device):
-            raise NotImplementedError(f"{name} is on {tensor.device}; this version takes KV caches on the CPU only")
+            raise NotImplementedError(f"{name} is on {tensor.device}; KV caches are on the CPU or a CUDA device")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 f"{name} requires a gradient, but calls on a KV cache are forward only: make them under torch.no_grad(), "
@@ -51,7 +51,8 @@ def _results(query: Tensor, value_cache: Tensor) -> Tuple[Tensor, Tensor]:
 
 def _run(tensors: Sequence[Any], settings: Sequence[Any], interleaved: bool, out: Tensor, lse: Optional[Tensor]) -> None:
     views = map(native_view, (*tensors, out, lse))
-    _native.cache_forward(*views, *settings, interleaved, torch.get_num_threads(), _arguments.forced_family)
+    on_cuda = (stream_of(out), allocator_of(out)) if out.is_cuda else ()
+    _native.cache_forward(*views, *settings, interleaved, torch.get_num_threads(), _arguments.forced_family, *on_cuda)
 
 
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
@@ -78,7 +79,6 @@ define(
     _forward_operator,
     _forward_fake,
     "(Tensor, Tensor)",
-    keys=("CPU",),
 )
 
 
@@ -101,7 +101,7 @@ def forward(tensors: Sequence[Any], settings: Settings, interleaved: bool, retur
 
 
 def _append_operator(*arguments: Any) -> None:
-    _native.cache_append(*map(native_view, arguments[:-1]), arguments[-1])
+    _native.cache_append(*map(native_view, arguments[:-1]), arguments[-1], stream_of(arguments[0]))
 
 
 def _append_fake(*arguments: Any) -> None:
@@ -114,7 +114,6 @@ define(
     _append_operator,
     _append_fake,
     "()",
-    keys=("CPU",),
 )
 
 

@@ -22,15 +22,17 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
 }
 
 /* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, *the cache's, out, lse or None,
- * *settings, rotary_interleaved, number of threads, family or None) */
+ * *settings, rotary_interleaved, number of threads, family or None; for CUDA tensors also the stream's address and what
+ * allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, CACHE, OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
-    enum { INTERLEAVED = NUM_SETTINGS, THREADS, FAMILY, NUM_OTHERS };
+    enum { INTERLEAVED = NUM_SETTINGS, THREADS, FAMILY, NUM_ON_CPU, STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
+    const int on_cuda = count == NUM + NUM_ON_CUDA;
     struct tensor_argument storage[NUM];
     fdm_tensor *t[NUM];
     fdm_options options;
     PyObject *const *others = arguments + NUM, *result = NULL;
-    if (native_expect(count, NUM + NUM_OTHERS))
+    if (!on_cuda && native_expect(count, NUM + NUM_ON_CPU))
         return NULL;
     const int failed = native_tensors(arguments, storage, t, NUM);
     const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(others[INTERLEAVED]) == 1);
@@ -47,19 +49,24 @@ PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_
                                  .seqused_q = t[USED_Q],
                                  .seqused_k = t[USED_K],
                                  .cache = &cache};
-    if (!failed && !native_options(others, others[THREADS], others[FAMILY], &options))
-        result = native_run(fdm_attention_forward, &tensors, &options, NULL);
+    struct native_device_workspace workspace = {on_cuda ? others[ALLOCATE] : NULL, NULL};
+    const fdm_allocator allocator = native_device_allocator(&workspace);
+    if (!failed && !native_options(others, others[THREADS], others[FAMILY], &options)) {
+        options.stream = on_cuda ? native_address(others[STREAM]) : NULL;
+        result = native_run(fdm_attention_forward, &tensors, &options, on_cuda ? &allocator : NULL);
+    }
+    Py_XDECREF(workspace.kept);
     native_release(storage, NUM);
     return result;
 }
 
-/* cache_append(k, v, *the cache's, slots, positions, q, cu_seqlens_q, q_out, rotary_interleaved) */
+/* cache_append(k, v, *the cache's, slots, positions, q, cu_seqlens_q, q_out, rotary_interleaved, stream's address) */
 PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { K, V, CACHE, SLOTS = CACHE + NUM_OF_CACHE, POSITIONS, Q, CU_Q, Q_OUT, NUM };
     struct tensor_argument storage[NUM];
     fdm_tensor *t[NUM];
     fdm_status status = FDM_OK;
-    if (native_expect(count, NUM + 1))
+    if (native_expect(count, NUM + 2))
         return NULL;
     const int failed = native_tensors(arguments, storage, t, NUM);
     const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(arguments[NUM]) == 1);
@@ -71,14 +78,15 @@ PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_s
                                         .positions = t[POSITIONS],
                                         .q = t[Q],
                                         .cu_seqlens_q = t[CU_Q],
-                                        .q_out = t[Q_OUT]};
-    if (!failed) {
+                                        .q_out = t[Q_OUT],
+                                        .stream = native_address(arguments[NUM + 1])};
+    if (!failed && !PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS;
         status = fdm_cache_append(&tensors);
         Py_END_ALLOW_THREADS;
     }
     native_release(storage, NUM);
-    return failed ? NULL : native_result(status);
+    return failed || PyErr_Occurred() ? NULL : native_result(status);
 }
 
 /* plan_cache(device's name, dtype's name, rows, heads, heads_kv, head_dim, page_size, sinks of a head, softcap,
