@@ -3,8 +3,8 @@
  * Idea: a row of all heads is one block's, first the new keys, then the rows of q. Where a row goes comes from lengths,
  * tables or slots on the device; one that has no place is dropped. A turned key goes to the cache and to the workspace,
  * from where the attention of the same call reads it: two sequences may append to one row of the cache, and each sees
- * its own. Pairs are turned in float32 and rounded once. Bound by the launch, or by memory: each row is read and written
- * once.
+ * its own. Pairs are turned in float32 and rounded once. Bound by the launch, or by memory: each row is read and
+ * written once.
  *
  * Grid: rows, walked with a stride of the grid. */
 #include "cuda/ptx/launch.cuh"

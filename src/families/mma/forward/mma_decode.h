@@ -59,9 +59,9 @@ GPU_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) { retur
 #define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + 64 * 4)
 GPU_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
 
-/* Dynamic shared memory: Q, the ring of K and V, the list, scores of warps that share columns, marks of pages; the ring later holds
- * each warp's output, maxima and sums, and what the blocks of a cluster leave for this one to merge. `bytes`: of an
- * element; `outputs`: warps with different rows or keys. */
+/* Dynamic shared memory: Q, the ring of K and V, the list, scores of warps that share columns, marks of pages; the ring
+ * later holds each warp's output, maxima and sums, and what the blocks of a cluster leave for this one to merge.
+ * `bytes`: of an element; `outputs`: warps with different rows or keys. */
 GPU_INLINE int32_t mma_decode_parts_bytes(int32_t head_dim_v, int32_t outputs) {
     return outputs * 16 * (head_dim_v + MMA_DECODE_PART_PAD + 2) * 4;
 }

@@ -2,8 +2,8 @@
  * before including this.
  *
  * Two tiles ahead a thread finds the entry of the table for one key and has it copied to shared memory, beside the
- * key's row in its page: nothing waits for the table, and no register holds it. What is known of the sequence lies there
- * too. Four tiles have places: of tile t those of t + 2 are written while t + 1 is copied and t is multiplied. */
+ * key's row in its page: nothing waits for the table, and no register holds it. What is known of the sequence lies
+ * there too. Four tiles have places: of tile t those of t + 2 are written while t + 1 is copied and t is multiplied. */
 #ifndef FDM_MMA_FORWARD_PAGES_CUH
 #define FDM_MMA_FORWARD_PAGES_CUH
 
