@@ -20,7 +20,7 @@ __device__ __forceinline__ float redo_number(const char *data, int64_t index) {
     return DTYPE == GPU_FLOAT32 ? ((const float *)data)[index] : unpack(((const uint16_t *)data)[index]);
 }
 
-/* Row j of the keys of a KV head, K or V: element `first` of `data`, which is NULL where the page of a cache is none. */
+/* Row j of the keys of a KV head, K or V: element `first` of `data`, NULL where the page of a cache is none. */
 struct redo_place {
     const char *data;
     int64_t first;

@@ -31,8 +31,8 @@
  *
  * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
  * then the list, scores of warps that share columns, and the marks of pages; at the end the ring holds
- * [KEY_GROUPS][ROWS][PART_WIDTH] floats, the warps' maxima and sums, and what a cluster's blocks leave here; an mbarrier
- * for that is where Q was.
+ * [KEY_GROUPS][ROWS][PART_WIDTH] floats, the warps' maxima and sums, and what a cluster's blocks leave here; an
+ * mbarrier for that is where Q was.
  *
  * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
  * SHARE. */
