@@ -136,7 +136,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_forward32_algorithm = {
     .info = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD32_PARAMETERS),
-    .features = GPU_EVERY_FEATURE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,
