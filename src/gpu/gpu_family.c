@@ -271,9 +271,13 @@ fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan,
     struct attention turned;
     if (!append_precedes(attention->problem))
         return a->execute(plan, attention, workspace, stream);
-    char *rows = (char *)workspace + plan->workspace_bytes - append_workspace_bytes(attention->problem);
-    const fdm_status status = append_before(plan->device.index, attention, rows, stream, &turned);
-    return status ? status : a->execute(plan, &turned, workspace, stream);
+    fdm_plan own = *plan; /* what the kernel itself has */
+    own.workspace_bytes -= append_workspace_bytes(attention->problem);
+    if (own.workspace_bytes < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's workspace has no room for rows that turn");
+    const fdm_status status =
+        append_before(plan->device.index, attention, (char *)workspace + own.workspace_bytes, stream, &turned);
+    return status ? status : a->execute(&own, &turned, workspace, stream);
 }
 
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests) {

@@ -437,6 +437,12 @@ static const char *check_plan(const struct options *o, char *about, size_t bytes
     const size_t used = strlen(about);
     snprintf(about + used, bytes - used, " Sq %lld%s, %s", (long long)s.seqlen_q, options.causal ? " causal" : "",
              plan.choice);
+    if (t[COS].present && plan.workspace_bytes) {
+        fdm_plan shrunk = plan;
+        shrunk.workspace_bytes -= 64;
+        if (fdm_execute(&shrunk, &call, workspace, (size_t)plan.workspace_bytes, NULL) != FDM_ERROR_INVALID_ARGUMENT)
+            fault = "a plan of too small a workspace is taken";
+    }
     for (int n = 0; n < EXECUTIONS && !fault; n++) {
         draw_lists();
         fault = execute_both(&plan, &options, workspace);
