@@ -76,6 +76,17 @@ static void shard(const fdm_layout *layout, int rank, const float *whole, int64_
         memcpy(own, whole + ranges[n].first * row, (size_t)((ranges[n].end - ranges[n].first) * row) * sizeof *own);
 }
 
+/* 0: this rank's rows are those of one call. */
+static int report(int rank, const fdm_ranks_plan_info *info, const float *out, const float *expected) {
+    double worst = 0;
+    for (int64_t i = 0; i < info->rows * Q_ROW; i++)
+        worst = fmax(worst, fabs((double)out[i] - (double)expected[i]));
+    printf("rank %d: %lld rows, %s, fetched %lld keys (%lld bytes), largest difference %.1e\n", rank,
+           (long long)info->rows, fdm_rank_algorithm_name(info->algorithm), (long long)info->keys_fetched,
+           (long long)info->bytes_received, worst);
+    return !(worst < 1e-5);
+}
+
 static int attend(int fd, int rank) {
     static float q[ROWS * Q_ROW], k[ROWS * KV_ROW], v[ROWS * KV_ROW], out[ROWS * Q_ROW], expected[ROWS * Q_ROW];
     static float own_q[ROWS * Q_ROW], own_k[ROWS * KV_ROW], own_v[ROWS * KV_ROW];
@@ -139,17 +150,12 @@ static int attend(int fd, int rank) {
         fprintf(stderr, "rank %d: %s: %s\n", rank, fdm_status_name(status), fdm_last_error());
         return 1;
     }
-    double worst = 0;
     shard(layout, rank, expected, Q_ROW, q);
-    for (int64_t i = 0; i < info.rows * Q_ROW; i++)
-        worst = fmax(worst, fabs((double)out[i] - (double)q[i]));
-    printf("rank %d: %lld rows, %s, fetched %lld keys (%lld bytes), largest difference %.1e\n", rank,
-           (long long)info.rows, fdm_rank_algorithm_name(info.algorithm), (long long)info.keys_fetched,
-           (long long)info.bytes_received, worst);
+    const int failed = report(rank, &info, out, q);
     free(workspace);
     fdm_ranks_plan_release(plan);
     fdm_layout_release(layout);
-    return worst < 1e-5 ? 0 : 1;
+    return failed;
 }
 
 int main(void) {

@@ -306,7 +306,8 @@ typedef struct fdm_options {
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
     int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
     int64_t tune; /* fdm_tune_wish; a call that is deterministic or forces a kernel or family looks at no kept choice */
-    int64_t add_dkv; /* backward: 1: dk and dv, float32 or float64, are added to what is there. CPU only */
+    int64_t add_dkv;   /* backward: 1: dk and dv, float32 or float64, are added to what is there. CPU only */
+    int64_t sm_margin; /* CUDA: multiprocessors that a plan leaves to others, such as a copy; at least one stays */
 } fdm_options;
 
 /* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
@@ -1227,10 +1228,10 @@ FDM_API fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *commu
 
 /* Collective. tensors are the rank's own rows: those of fdm_attention_forward() and _backward() with the rank's numbers
  * of rows and keys. Dense calls alone. mask and bias with a row axis have the rank's rows and all keys; without one
- * they have the rank's keys, and their values travel with K and V (gather alone). Key intervals are those of all keys
- * and all ranks, NULL here: they are the plan's. dsink, and dbias of a bias without rows and keys, are not computed; a
- * bias of keys whose gradient is wanted is float32 or float64. Every output is whole: nothing is left to be summed.
- * This version runs plans of the CPU. launch as of fdm_execute(). */
+ * they have the rank's keys, and their values travel with K and V. Key intervals are those of all keys and all ranks,
+ * NULL here: they are the plan's. dsink, and dbias of a bias without rows and keys, are not computed; a bias of keys
+ * whose gradient is wanted is float32 or float64. dq, dk, dv and dbias are whole: nothing is left to be summed. A rank
+ * that fails ends the communicator, so that its peers do not wait. Plans of the CPU run, of CUDA devices none yet. */
 FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tensors, void *workspace,
                                      size_t workspace_bytes, fdm_communicator *communicator, const fdm_launch *launch);
 
@@ -1243,11 +1244,12 @@ FDM_API fdm_status fdm_wait(fdm_communicator *communicator, fdm_device_id device
  * caller's stays as it is. Collective. milliseconds: what a call may wait for peers on the host; 0 = 600000.
  * fdm_nccl_release() ends the copy. Never run on hardware so far. */
 FDM_API fdm_status fdm_nccl_communicator(void *nccl, int64_t milliseconds, fdm_communicator *communicator);
-/* The same of an id that one rank got by fdm_nccl_id() and gave to all by other means. device: of this process. */
+/* The same of an id of FDM_NCCL_ID_BYTES that one rank got by fdm_nccl_id() and gave to all by other means. device: of
+ * this process. */
 enum { FDM_NCCL_ID_BYTES = 128 };
-FDM_API fdm_status fdm_nccl_id(uint8_t id[FDM_NCCL_ID_BYTES]);
-FDM_API fdm_status fdm_nccl_communicator_of_id(const uint8_t id[FDM_NCCL_ID_BYTES], int32_t ranks, int32_t rank,
-                                               int32_t device, int64_t milliseconds, fdm_communicator *communicator);
+FDM_API fdm_status fdm_nccl_id(uint8_t *id);
+FDM_API fdm_status fdm_nccl_communicator_of_id(const uint8_t *id, int32_t ranks, int32_t rank, int32_t device,
+                                               int64_t milliseconds, fdm_communicator *communicator);
 FDM_API void fdm_nccl_release(fdm_communicator *communicator);
 
 #ifdef __cplusplus

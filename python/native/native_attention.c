@@ -64,13 +64,14 @@ struct call {
     PyObject *allocate; /* NULL: host memory */
 };
 
-/* The tensors of a forward or backward, the settings, the number of threads, family or None, kernel or None, whether dk
- * and dv are added to; for CUDA tensors also the stream's address and what allocates. Returns -1 with an exception set;
- * release() is needed either way. */
+/* The tensors of a forward or backward, the settings, the number of threads, family or None, kernel or None, whether
+ * dk and dv are added to; for CUDA tensors also the stream's address and what allocates, and perhaps sm_margin.
+ * Returns -1 with an exception set; release() is needed either way. */
 static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct call *call) {
     enum { THREADS = NUM_SETTINGS, FAMILY, KERNEL, ADD_DKV, NUM_ON_CPU };
-    enum { STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
-    const int on_cuda = count == num_tensors + NUM_ON_CUDA;
+    enum { STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA, MARGIN = NUM_ON_CUDA };
+    const int has_margin = count == num_tensors + MARGIN + 1,
+              on_cuda = has_margin || count == num_tensors + NUM_ON_CUDA;
     *call = (struct call){.num_tensors = num_tensors};
     if (!on_cuda && native_expect(count, num_tensors + NUM_ON_CPU))
         return -1;
@@ -86,6 +87,8 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
     if (on_cuda) {
         call->options.stream = native_address(setting[STREAM]);
         call->allocate = setting[ALLOCATE];
+        if (has_margin)
+            call->options.sm_margin = PyLong_AsLong(setting[MARGIN]);
     }
     return PyErr_Occurred() ? -1 : 0;
 }

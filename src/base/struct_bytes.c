@@ -13,7 +13,7 @@
 ENDS_WITH(fdm_cache, rotary_start);
 ENDS_WITH(fdm_tensors, row_end);
 ENDS_WITH(fdm_append_tensors, stream);
-ENDS_WITH(fdm_options, add_dkv);
+ENDS_WITH(fdm_options, sm_margin);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);
 ENDS_WITH(fdm_arch_config, shared_bytes);
@@ -36,6 +36,14 @@ ENDS_WITH(fdm_tune_options, stream);
 ENDS_WITH(fdm_tune_row, why);
 ENDS_WITH(fdm_tune_result, reserved);
 ENDS_WITH(fdm_kept_choice, ignored);
+ENDS_WITH(fdm_rank_mask, interval_end);
+ENDS_WITH(fdm_layout_wish, range_counts);
+ENDS_WITH(fdm_links, memory_bytes);
+ENDS_WITH(fdm_rank_forecast, seconds);
+ENDS_WITH(fdm_ranks_forecast, reason);
+ENDS_WITH(fdm_communicator, reserved);
+ENDS_WITH(fdm_ranks_options, other_kernel);
+ENDS_WITH(fdm_ranks_plan_info, reason);
 
 /* Other numbers are of memory that nobody set: sizes are multiples of the alignment, and far below the limit. */
 enum { ALIGNMENT = _Alignof(uint32_t), LIMIT = 1 << 16 };

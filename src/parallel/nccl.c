@@ -170,7 +170,7 @@ static fdm_status poll_peers(void *context) {
 static void abort_comm(void *context) {
     struct context *c = context;
     if (c->comm)
-        c->nccl->abort(c->comm);
+        c->nccl->break_off(c->comm);
     c->comm = NULL;
 }
 
@@ -258,7 +258,7 @@ fdm_status fdm_nccl_communicator(void *comm, int64_t milliseconds, fdm_communica
     return finish(c, status, ranks, rank, communicator);
 }
 
-fdm_status fdm_nccl_id(uint8_t id[FDM_NCCL_ID_BYTES]) {
+fdm_status fdm_nccl_id(uint8_t *id) {
     const struct nccl *nccl;
     struct nccl_id made;
     const fdm_status status = nccl_get(&nccl);
@@ -271,7 +271,7 @@ fdm_status fdm_nccl_id(uint8_t id[FDM_NCCL_ID_BYTES]) {
     return FDM_OK;
 }
 
-fdm_status fdm_nccl_communicator_of_id(const uint8_t id[FDM_NCCL_ID_BYTES], int32_t ranks, int32_t rank, int32_t device,
+fdm_status fdm_nccl_communicator_of_id(const uint8_t *id, int32_t ranks, int32_t rank, int32_t device,
                                        int64_t milliseconds, fdm_communicator *communicator) {
     struct context *c;
     const struct cuda_driver *driver;

@@ -34,7 +34,7 @@ struct nccl_config {
     X(user_rank, "ncclCommUserRank", (nccl_comm comm, int *rank))                                                \
     X(device_of, "ncclCommCuDevice", (nccl_comm comm, int *device))                                              \
     X(async_error, "ncclCommGetAsyncError", (nccl_comm comm, nccl_result * result))                              \
-    X(abort, "ncclCommAbort", (nccl_comm comm))                                                                  \
+    X(break_off, "ncclCommAbort", (nccl_comm comm))                                                              \
     X(destroy, "ncclCommDestroy", (nccl_comm comm))                                                              \
     X(group_start, "ncclGroupStart", (void))                                                                     \
     X(group_end, "ncclGroupEnd", (void))                                                                         \

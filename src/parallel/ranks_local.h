@@ -6,7 +6,7 @@
 
 enum { LOCAL_TENSORS = 17 };
 
-/* Descriptions without memory: each has an address of its own, a multiple of 16 or, unaligned, an element behind one. */
+/* Descriptions without memory. Each has an address of its own: a multiple of 16, or, unaligned, an element behind. */
 struct local_tensors {
     fdm_tensor list[LOCAL_TENSORS];
     int64_t shapes[LOCAL_TENSORS][4];

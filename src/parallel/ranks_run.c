@@ -124,7 +124,7 @@ fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *communicator)
 static fdm_status leave(fdm_communicator *c, fdm_status status) {
     c->broken = 1;
     if (c->abort)
-        c->abort(c->context);
+        (*c->abort)(c->context);
     return status;
 }
 

@@ -1,4 +1,4 @@
-/* ranks_ulysses.c: heads for rows: every rank gets all rows of its own heads, computes one call, and gives rows back. */
+/* ranks_ulysses.c: every rank gets all rows of its own heads for its rows of all heads, and computes one call. */
 #include "base/error.h"
 #include "parallel/ranks_call.h"
 

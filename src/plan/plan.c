@@ -171,6 +171,16 @@ int plan_may_tune(const fdm_device *device, const char *kernel) {
     return !family->chosen_freely || family->chosen_freely(family, family_find_kernel(family, kernel));
 }
 
+/* The device as it is for a call that leaves some multiprocessors to others. */
+static fdm_status leave_margin(const fdm_options *options, fdm_device *device) {
+    const int64_t margin = options ? options->sm_margin : 0;
+    if (margin < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "sm_margin is %lld; it must be at least 0", (long long)margin);
+    if (device->id.type == FDM_CUDA)
+        device->num_sms = margin < device->num_sms ? device->num_sms - (int32_t)margin : device->num_sms > 0;
+    return FDM_OK;
+}
+
 static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                          fdm_plan *plan) {
     const char *wanted_family = wishes->family;
@@ -252,8 +262,9 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
         return status;
     struct wishes wishes;
     fdm_plan made;
-    if ((status = wishes_of(problem, device->id.type, options, &wishes)) ||
-        (status = choose_or_keep(device, problem, &wishes, &made)))
+    fdm_device left = *device;
+    if ((status = leave_margin(options, &left)) || (status = wishes_of(problem, device->id.type, options, &wishes)) ||
+        (status = choose_or_keep(&left, problem, &wishes, &made)))
         return status;
     return STRUCT_WRITE(fdm_plan, plan, &made);
 }
@@ -261,8 +272,11 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
 fdm_status plan_by_rules(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                          fdm_plan *plan) {
     struct wishes wishes;
-    const fdm_status status = wishes_of(problem, device->id.type, options, &wishes);
-    return status ? status : choose(device, problem, &wishes, plan);
+    fdm_device left = *device;
+    fdm_status status = leave_margin(options, &left);
+    if (!status)
+        status = wishes_of(problem, device->id.type, options, &wishes);
+    return status ? status : choose(&left, problem, &wishes, plan);
 }
 
 fdm_status plan_of_choice(const fdm_device *device, const fdm_problem *problem, const char *kernel, const char *choice,
@@ -324,6 +338,7 @@ static _Thread_local struct kept_plan {
     int32_t num_threads;
     enum scheduler scheduler;
     int tune;
+    int64_t sm_margin;
     uint32_t generation;         /* of what was kept */
     char kernel[64], family[16]; /* "" = free choice */
     fdm_plan plan;
@@ -339,6 +354,7 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
     fdm_device device;
     struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
     struct wishes wishes;
+    const int64_t margin = options ? options->sm_margin : 0;
     fdm_status status = id.type == FDM_CPU ? setting_check(SETTING_CPU_ISA) : FDM_OK;
     const struct cpu_isas isas = id.type == FDM_CPU ? cpu_isas() : (struct cpu_isas){CPU_ISA_SCALAR, CPU_ISA_SCALAR};
     if (!status)
@@ -347,12 +363,13 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
         return status;
     if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index ||
         kept->isas.best != isas.best || kept->isas.highest != isas.highest || kept->num_threads != wishes.num_threads ||
-        kept->scheduler != wishes.scheduler || kept->tune != wishes.tune ||
+        kept->scheduler != wishes.scheduler || kept->tune != wishes.tune || kept->sm_margin != margin ||
         (wishes.tune && kept->generation != tuning_generation()) || !same_wish(wishes.kernel, kept->kernel) ||
         !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
         kept->made = 0;
         kept->generation = tuning_generation();
         if ((id.type == FDM_CPU && (status = device_facts(id.type, id.index, &device))) ||
+            (status = leave_margin(options, &device)) ||
             (status = choose_or_keep(&device, problem, &wishes, &kept->plan)))
             return status;
         keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
@@ -361,6 +378,7 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
         kept->num_threads = wishes.num_threads;
         kept->scheduler = wishes.scheduler;
         kept->tune = wishes.tune;
+        kept->sm_margin = margin;
         kept->made = 1;
     }
     *measures = wishes.tune == TUNING_MEASURES;

@@ -1,5 +1,7 @@
 /* test_hopper_plans.c: which problems hopper.gather and hopper.backward take on 9.0, by which tile, and what they leave
  * to others; how the backwards divide groups of heads. */
+#include <stdio.h>
+
 #include "families/families.h"
 #include "gpu/gpu_family.h"
 #include "plan_cases.h"
@@ -320,6 +322,33 @@ static void forward_takes_the_items_that_end_first(void **state) {
 }
 
 /* The registers of all threads are the multiprocessor's: more would wait for ever, at setmaxnreg. */
+/* A plan that leaves multiprocessors to others is that of a device without them, and at least one stays. */
+static void leaves_multiprocessors(void **state) {
+    (void)state;
+    const fdm_device device = device_of("sm_90");
+    const fdm_problem p = problem_of(FDM_FORWARD, CAUSAL, 8192, 128, 128);
+    static const int64_t margins[] = {0, 16, 131, 1000}, left[] = {132, 116, 1, 1};
+    for (int i = 0; i < 4; i++) {
+        fdm_options options = fdm_options_default();
+        fdm_plan plan = {.struct_bytes = sizeof plan}, of_smaller = plan;
+        fdm_device smaller = device;
+        static char json[4096], words[40];
+        options.sm_margin = margins[i];
+        smaller.num_sms = (int32_t)left[i];
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&smaller, &p, NULL, &of_smaller), FDM_OK);
+        assert_memory_equal(&plan, &of_smaller, sizeof plan);
+        assert_int_equal(fdm_plan_to_json(&plan, json, sizeof json, NULL), FDM_OK);
+        snprintf(words, sizeof words, "\"NUM_SMS\": %d", (int)left[i]);
+        assert_non_null(strstr(json, words));
+    }
+    fdm_options options = fdm_options_default();
+    fdm_plan plan = {.struct_bytes = sizeof plan};
+    options.sm_margin = -1;
+    assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "sm_margin is -1"));
+}
+
 static void registers_fit(void **state) {
     (void)state;
     static const int64_t head_dims[] = {16, 64, 96, 128, 192, 256};
@@ -450,6 +479,7 @@ static void backward_blocks_fill_the_device(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
                                        cmocka_unit_test(leaves_few_rows_of_ranges),
+                                       cmocka_unit_test(leaves_multiprocessors),
                                        cmocka_unit_test(backward_takes_what_it_names),
                                        cmocka_unit_test(backward_keeps_an_order),
                                        cmocka_unit_test(wide_takes_wide_heads),

@@ -44,9 +44,15 @@ def changed(settings: Settings, **values: Any) -> Settings:
 
 
 def _run(
-    function: Any, tensors: Sequence[Optional[Tensor]], q: Tensor, settings: Settings, kernel: Any, add: bool
+    function: Any,
+    tensors: Sequence[Optional[Tensor]],
+    q: Tensor,
+    settings: Settings,
+    kernel: Any,
+    add: bool,
+    sm_margin: int,
 ) -> None:
-    where: Tuple[Any, ...] = (stream_of(q), allocator_of(q)) if q.is_cuda else ()
+    where: Tuple[Any, ...] = (stream_of(q), allocator_of(q), sm_margin) if q.is_cuda else ()
     threads = 0 if q.is_cuda else torch.get_num_threads()
     views = [*map(native_view, tensors)]
     if kernel is not None and _arguments.forced_family is None:
@@ -59,10 +65,15 @@ def _run(
 
 
 def forward(
-    operands: Operands, results: Sequence[Optional[Tensor]], settings: Settings, kernel: Optional[str] = None
+    operands: Operands,
+    results: Sequence[Optional[Tensor]],
+    settings: Settings,
+    kernel: Optional[str] = None,
+    sm_margin: int = 0,
 ) -> None:
-    """results: out, lse, lse_low, written; lse_low may be None. kernel: the choice code to run where it can."""
-    _run(_native.forward, (*operands, *results), operands.q, settings, kernel, False)
+    """results: out, lse, lse_low, written; lse_low may be None. kernel: the choice code to run where it can. sm_margin:
+    multiprocessors of a CUDA device that are left to others."""
+    _run(_native.forward, (*operands, *results), operands.q, settings, kernel, False, sm_margin)
 
 
 def backward(
@@ -73,10 +84,11 @@ def backward(
     settings: Settings,
     kernel: Optional[str] = None,
     add: bool = False,
+    sm_margin: int = 0,
 ) -> None:
     """flowing: dout and dlse; gradients: of q, k, v, bias and sink, written, each None where it is not wanted. add:
     those of k and v are added to what is there, which is float32 or float64."""
-    _run(_native.backward, (*operands, *results, *flowing, *gradients), operands.q, settings, kernel, add)
+    _run(_native.backward, (*operands, *results, *flowing, *gradients), operands.q, settings, kernel, add, sm_margin)
 
 
 GRADIENTS = tuple(INPUTS[source].name for source in SOURCES)

@@ -38,6 +38,7 @@ class Call:
     exchanges: bool  # whether any rank needs keys of another
     leaves: Optional[Sequence[Sequence[Piece]]] = None  # the pieces, in the order of a tree by which parts are added
     kernels: Any = None  # WholeKernels, or None: each call's plan is free
+    sm_margin: int = 0  # that calls leave to copies, where any rank needs keys of another
 
     @property
     def is_direct(self) -> bool:
@@ -211,7 +212,7 @@ def forward(call: Call, operands: Operands) -> List[Optional[Tensor]]:
         for piece in call.pieces:
             written = (current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece))
             code = None if call.kernels is None else call.kernels.forward
-            _engine.forward(current.piece(piece), written, current.settings(piece), code)
+            _engine.forward(current.piece(piece), written, current.settings(piece), code, call.sm_margin)
     return results
 
 
@@ -395,7 +396,8 @@ def _backward_of_piece(
     written, added = gradients.targets(current, parts, piece, given)
     kernels = current.call.kernels
     code = None if kernels is None else kernels.backward(above[1] is not None)
-    _engine.backward(given, known, above, written, current.settings(piece), code, gradients.adds)
+    settings, margin = current.settings(piece), current.call.sm_margin
+    _engine.backward(given, known, above, written, settings, code, gradients.adds, margin)
     for part, own in added:
         part += own
 

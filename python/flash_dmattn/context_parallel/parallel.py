@@ -78,6 +78,7 @@ class ContextParallel:
             ranges begin at multiples of the rows that a block of that kernel has (a block of the layout of 512 is
             always one), keys from the first on are needed, and that kernel's backward is deterministic. Default True.
         head_sets: for measurements: how many KV heads travel together, one number a set.
+        sm_margin: multiprocessors of a CUDA device that calls leave to copies while keys travel. Default 0.
 
     Raises:
         ValueError: arguments are wrong, or ranks differ in them.
@@ -104,6 +105,7 @@ class ContextParallel:
         check_every_call: Optional[bool] = None,
         same_kernel: bool = True,
         head_sets: Optional[Sequence[int]] = None,
+        sm_margin: int = 0,
     ) -> None:
         _one_of(algorithm, ALGORITHMS, "algorithm")
         _one_of(keys, KEYS_MODES, "keys")
@@ -115,6 +117,7 @@ class ContextParallel:
         self.timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
         self.check_every_call = check_every_call
         self.same_kernel = flag_of(same_kernel, "same_kernel")
+        self.sm_margin = at_least(0, sm_margin, "sm_margin")
         group, self._heads_group, self._keys_group = groups_of(group_or_mesh)
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -149,6 +152,7 @@ class ContextParallel:
             "head_sets": self.head_sets,
             "check_every_call": self.check_every_call,
             "same_kernel": self.same_kernel,
+            "sm_margin": self.sm_margin,
             "reproducible_ranks": self.reproducible_ranks,
         }
 
@@ -501,7 +505,11 @@ class ContextParallel:
         sets = self._sets_of(problem, fetched, layout)
         kinds = problem.mask_kind, problem.bias_kind
         kernels = self._kernels(problem, heads_ranks) if self.same_kernel else None
-        call = Call(messages, route.table, route.pieces, sets, problem.settings, *kinds, any(fetched), route.leaves, kernels)
+        moves = any(fetched)
+        margin = self.sm_margin if moves else 0
+        call = Call(
+            messages, route.table, route.pieces, sets, problem.settings, *kinds, moves, route.leaves, kernels, margin
+        )
         q, k, v, mask, bias, *_, sink = operands
         attend: Any = GatherAttention
         before = messages.bytes_received

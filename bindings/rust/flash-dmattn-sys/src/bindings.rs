@@ -56,12 +56,17 @@ pub const FDM_RANKS_GATHER: fdm_rank_algorithm = 1;
 pub const FDM_RANKS_ULYSSES: fdm_rank_algorithm = 2;
 pub const FDM_RANKS_BOTH: fdm_rank_algorithm = 3;
 pub const FDM_RANKS_RING: fdm_rank_algorithm = 4;
+pub const FDM_NCCL_ID_BYTES: i32 = 128;
 #[repr(C)]
 pub struct fdm_timer {
     _private: [u8; 0],
 }
 #[repr(C)]
 pub struct fdm_layout {
+    _private: [u8; 0],
+}
+#[repr(C)]
+pub struct fdm_ranks_plan {
     _private: [u8; 0],
 }
 #[repr(C)]
@@ -156,6 +161,7 @@ pub struct fdm_options {
     pub lse_without_sink: i64,
     pub tune: i64,
     pub add_dkv: i64,
+    pub sm_margin: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -644,6 +650,57 @@ pub struct fdm_ranks_forecast {
     pub imbalance: f64,
     pub reason: [c_char; 400],
 }
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_message {
+    pub peer: i32,
+    pub reserved: i32,
+    pub memory: *mut c_void,
+    pub bytes: usize,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_communicator {
+    pub struct_bytes: u32,
+    pub ranks: i32,
+    pub rank: i32,
+    pub device_type: i32,
+    pub context: *mut c_void,
+    pub exchange: Option<unsafe extern "C" fn(context: *mut c_void, sends: *const fdm_message, num_sends: i32, receives: *const fdm_message, num_receives: i32, stream: *mut c_void) -> fdm_status>,
+    pub share: Option<unsafe extern "C" fn(context: *mut c_void, mine: *const c_void, bytes: usize, all: *mut c_void) -> fdm_status>,
+    pub poll: Option<unsafe extern "C" fn(context: *mut c_void) -> fdm_status>,
+    pub abort: Option<unsafe extern "C" fn(context: *mut c_void)>,
+    pub broken: i32,
+    pub reserved: i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_ranks_options {
+    pub struct_bytes: u32,
+    pub rank: i32,
+    pub algorithm: fdm_rank_algorithm,
+    pub all_keys: i32,
+    pub num_threads: i32,
+    pub other_kernel: i32,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct fdm_ranks_plan_info {
+    pub struct_bytes: u32,
+    pub ranks: i32,
+    pub rank: i32,
+    pub algorithm: fdm_rank_algorithm,
+    pub num_sets: i32,
+    pub num_calls: i32,
+    pub rows: i64,
+    pub keys: i64,
+    pub keys_fetched: i64,
+    pub bytes_received: i64,
+    pub bytes_sent: i64,
+    pub workspace_bytes: i64,
+    pub choice: [c_char; 64],
+    pub reason: [c_char; 200],
+}
 grows! {
     fdm_cache {}
     fdm_tensors {}
@@ -676,6 +733,9 @@ grows! {
     fdm_links {}
     fdm_rank_forecast {}
     fdm_ranks_forecast {}
+    fdm_communicator {}
+    fdm_ranks_options {}
+    fdm_ranks_plan_info {}
 }
 extern "C" {
     pub fn fdm_last_error() -> *const c_char;
@@ -764,4 +824,14 @@ extern "C" {
     pub fn fdm_layout_work(layout: *const fdm_layout, layout_keys: *const fdm_layout, mask: *const fdm_rank_mask, pairs: *mut i64, fetched: *mut i64) -> fdm_status;
     pub fn fdm_rank_algorithm_name(algorithm: fdm_rank_algorithm) -> *const c_char;
     pub fn fdm_forecast_ranks(device: *const fdm_device, problem: *const fdm_problem, layout: *const fdm_layout, layout_keys: *const fdm_layout, mask: *const fdm_rank_mask, links: *const fdm_links, algorithm: fdm_rank_algorithm, forecast: *mut fdm_ranks_forecast, ranks: *mut fdm_rank_forecast) -> fdm_status;
+    pub fn fdm_plan_ranks(device: *const fdm_device, problem: *const fdm_problem, layout: *const fdm_layout, layout_keys: *const fdm_layout, mask: *const fdm_rank_mask, options: *const fdm_ranks_options, plan: *mut *mut fdm_ranks_plan) -> fdm_status;
+    pub fn fdm_ranks_plan_release(plan: *mut fdm_ranks_plan);
+    pub fn fdm_ranks_plan_query(plan: *const fdm_ranks_plan, info: *mut fdm_ranks_plan_info) -> fdm_status;
+    pub fn fdm_agree(plan: *const fdm_ranks_plan, communicator: *mut fdm_communicator) -> fdm_status;
+    pub fn fdm_execute_ranks(plan: *const fdm_ranks_plan, tensors: *const fdm_tensors, workspace: *mut c_void, workspace_bytes: usize, communicator: *mut fdm_communicator, launch: *const fdm_launch) -> fdm_status;
+    pub fn fdm_wait(communicator: *mut fdm_communicator, device: fdm_device_id, stream: *mut c_void, milliseconds: i64) -> fdm_status;
+    pub fn fdm_nccl_communicator(nccl: *mut c_void, milliseconds: i64, communicator: *mut fdm_communicator) -> fdm_status;
+    pub fn fdm_nccl_id(id: *mut u8) -> fdm_status;
+    pub fn fdm_nccl_communicator_of_id(id: *const u8, ranks: i32, rank: i32, device: i32, milliseconds: i64, communicator: *mut fdm_communicator) -> fdm_status;
+    pub fn fdm_nccl_release(communicator: *mut fdm_communicator);
 }
