@@ -309,7 +309,8 @@ static void rules_hold_at_once(void **state) {
     assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL), "cu_seqlens_k is missing");
     rules.cu_seqlens_k = &many;
     prefixes[1] = 9;
-    assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL), "cu_seqlens_k ends with 9; the packed tensors have only");
+    assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL),
+                   "cu_seqlens_k ends with 9; the packed tensors have only");
     prefixes[1] = 4;
     rules.document_ids = &documents;
     assert_refused(fdm_rule_intervals(&rules, 0, &packed[0], &packed[1], NULL), "document_ids are given beside");
