@@ -183,6 +183,21 @@ __device__ __forceinline__ uint32_t rows_of(const struct softmax_params &a, uint
     return (a.rows - first + groups - 1) / groups;
 }
 
+/* Piece k, whose row is `number`: the warp tells its sums. */
+__device__ __forceinline__ void sum_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
+                                          uint32_t k, struct told &told) {
+    struct sums s = sums_of_piece(a, part, number, k, a.scale * LOG2_E);
+    sums_over_lanes<32>(s);
+    if (threadIdx.x % 32 == 0)
+        told.sums[k % TOLD][threadIdx.x / 32] = make_float2(s.n, s.sum);
+    arrive(told.summed, k);
+}
+__device__ __forceinline__ void write_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
+                                            uint32_t k, const struct taken &x, const struct told &told) {
+    const float2 t = told.totals[k % TOLD];
+    finish_piece(a, part, number, k, x, {t.x, t.y});
+}
+
 #if BULK
 /* Pieces that are under way to the ring at a time. A multiprocessor gets what it asks for in the order in which it
  * asked, roughly: what else is under way delays the sums of rows. */
@@ -225,24 +240,13 @@ __device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, con
             prefetch_piece(row_of(a, first + (k + 1) * groups), part, bytes);
     }
 }
-#endif
-
-/* Piece k, whose row is `number`: the warp tells its sums. */
-__device__ __forceinline__ void sum_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
-                                          uint32_t k, struct told &told) {
-    struct sums s = sums_of_piece(a, part, number, k, a.scale * LOG2_E);
-    sums_over_lanes<32>(s);
-    if (threadIdx.x % 32 == 0)
-        told.sums[k % TOLD][threadIdx.x / 32] = make_float2(s.n, s.sum);
-    arrive(told.summed, k);
+__device__ __forceinline__ void init_pieces(struct told &told) {
+    for (int i = 0; i < RING; i++) {
+        mbarrier_init(shared_address(&told.full[i]), 1);
+        mbarrier_init(shared_address(&told.empty[i]), WARPS);
+    }
+    fence_mbarrier_init();
 }
-__device__ __forceinline__ void write_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
-                                            uint32_t k, const struct taken &x, const struct told &told) {
-    const float2 t = told.totals[k % TOLD];
-    finish_piece(a, part, number, k, x, {t.x, t.y});
-}
-
-#if BULK
 template <int N> __device__ __forceinline__ bool is_over(uint64_t (&barriers)[N], uint32_t piece) {
     return __all_sync(0xffffffff, mbarrier_test(shared_address(&barriers[piece % N]), piece / N % 2));
 }
@@ -295,6 +299,12 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
     }
     cp_async_wait<0>();
 }
+/* Each thread fetches by itself. */
+__device__ __forceinline__ void init_pieces(struct told &) {}
+__device__ __forceinline__ void prefetch_first(const struct softmax_params &, const struct part &, uint32_t, uint32_t) {
+}
+__device__ __forceinline__ void fetch_pieces(const struct softmax_params &, const struct part &, uint32_t, uint32_t,
+                                             struct told &) {}
 #endif
 
 __device__ __forceinline__ uint64_t packed(const struct sums &s) {
@@ -378,21 +388,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
             mbarrier_init(shared_address(&told.summed[i]), WARPS);
             mbarrier_init(shared_address(&told.totalled[i]), 2);
         }
-#if BULK
-        for (int i = 0; i < RING; i++) {
-            mbarrier_init(shared_address(&told.full[i]), 1);
-            mbarrier_init(shared_address(&told.empty[i]), WARPS);
-        }
-        fence_mbarrier_init();
-#endif
+        init_pieces(told);
     }
     const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR), warp = threadIdx.x / 32;
     struct part part = {own * share, share, shared_address(dynamic)};
     griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */
-#if BULK
-    if (threadIdx.x == LANES + SOFTMAX_RING_SHARERS)
+    if (BULK && threadIdx.x == LANES + SOFTMAX_RING_SHARERS)
         prefetch_first(a, part, first, groups);
-#endif
     griddepcontrol_wait();
     __syncthreads();
     if (warp < WARPS) {
@@ -402,10 +404,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
         tell_sums(a, first, groups, own, told);
     } else if (warp == WARPS + 1) {
         find_totals(a, first, groups, told);
-    }
-#if BULK
-    else if (threadIdx.x % 32 == 0) {
+    } else if (BULK && threadIdx.x % 32 == 0) {
         fetch_pieces(a, part, first, groups, told);
     }
-#endif
 }
