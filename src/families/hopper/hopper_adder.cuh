@@ -9,8 +9,8 @@
 
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/ring.cuh"
 #include "families/hopper/hopper_keys.cuh"
-#include "families/hopper/hopper_ring.cuh"
 #include "gpu/turns.cuh"
 
 struct adder {
@@ -57,12 +57,12 @@ struct adder {
             const int turn = ORDERED ? find_turn() : 0;
             if (ORDERED)
                 await_turn(semaphore, turn);
-            wait_full<ADDER_STEPS>(base + DQ_FULL + half * ADDER_STEPS * 8, step);
+            dq_full(base, half).wait(step);
             if (ORDERED)
                 fence_proxy_async_global(); /* what blocks before have added comes before */
             add(rows, half, turn == 0);
             cp_async_bulk_wait_read<0>();
-            mbarrier_arrive(base + DQ_EMPTY + half * 8);
+            dq_empty(base, half).arrive(0);
             if (ORDERED) {
                 cp_async_bulk_wait<0>();
                 hand_on_turn(semaphore, turn);

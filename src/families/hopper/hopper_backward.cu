@@ -30,9 +30,9 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/ring.cuh"
 #include "families/hopper/hopper_backward.h"
-#include "families/hopper/hopper_load.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "gpu/quad.cuh"
 #include "gpu/turns.cuh"
 
@@ -88,12 +88,11 @@ enum {
     K_FULL = CONTROL,
     V_FULL = K_FULL + 8,
     Q_FULL = V_FULL + 8,
-    DOUT_FULL = Q_FULL + 8 * STAGES,
-    DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
-    DS_EMPTY = DS_FULL + 8 * DS_STAGES,
-    SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
-    SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
-    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0),        /* ORDERED: of the block, by its ticket; RUNS: its head and number */
+    DOUT_FULL = Q_FULL + stage_barriers<STAGES>::BYTES,
+    DS_RING = DOUT_FULL + stage_barriers<DOUT_STAGES>::BYTES,
+    SCORE_RING = DS_RING + ring<DS_STAGES>::BYTES,
+    PLACE = SCORE_RING +
+            (SCORED ? ring<1>::BYTES : 0),         /* ORDERED: of the block, by its ticket; RUNS: its head and number */
     TURN_FULL = PLACE + (ORDERED || RUNS ? 8 : 0), /* DBIAS_TURNS: the step's turn has come */
     DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0),   /* APART: of each half, of ADDER_STEPS steps: each has its warp */
     DQ_EMPTY = DQ_FULL + (APART ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
@@ -113,29 +112,53 @@ static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
 static_assert(!APART || (NEEDS_DQ && WARPGROUPS == 2), "there are registers for one warpgroup more");
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
+/* What lies there, of the shared memory from `base` on. */
+typedef ring<DS_STAGES, DS_BYTES> ds_stages;
+__device__ __forceinline__ stage_barriers<1> k_full(uint32_t base) { return {base + K_FULL}; }
+__device__ __forceinline__ stage_barriers<1> v_full(uint32_t base) { return {base + V_FULL}; }
+__device__ __forceinline__ stage_barriers<STAGES> q_full(uint32_t base) { return {base + Q_FULL}; }
+__device__ __forceinline__ stage_barriers<DOUT_STAGES> dout_full(uint32_t base) { return {base + DOUT_FULL}; }
+__device__ __forceinline__ ds_stages ds_ring(uint32_t base) { return {base + DS_RING, base + DS_OFFSET}; }
+__device__ __forceinline__ ring<1> score_ring(uint32_t base) { return {base + SCORE_RING, base + BIAS_OFFSET}; }
+__device__ __forceinline__ stage_barriers<1> turn_full(uint32_t base) { return {base + TURN_FULL}; }
+__device__ __forceinline__ stage_barriers<ADDER_STEPS> dq_full(uint32_t base, int half) {
+    return {base + DQ_FULL + half * stage_barriers<ADDER_STEPS>::BYTES};
+}
+__device__ __forceinline__ stage_barriers<1> dq_empty(uint32_t base, int half) { return {base + DQ_EMPTY + half * 8}; }
+
+typedef panels<BLOCK_M> row_panels;
+typedef panels<BLOCK_N> key_panels;
+__device__ __forceinline__ row_panels q_of(uint32_t base, int step) {
+    return {base + Q_OFFSET + stage_barriers<STAGES>::stage(step) * Q_BYTES};
+}
+__device__ __forceinline__ row_panels dout_of(uint32_t base, int step) {
+    return {base + DOUT_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * DOUT_BYTES};
+}
+__device__ __forceinline__ row_panels ds_of(uint32_t base, int step) { return {ds_ring(base).tile(step)}; }
+/* What lse of a step's rows has rounded away. */
+__device__ __forceinline__ uint32_t low_of(uint32_t base, int step) {
+    return base + LOW_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 4;
+}
+
 __device__ __forceinline__ void init_barriers(uint32_t base) {
-    mbarrier_init(base + K_FULL, GATHER ? 128 : 1);
-    mbarrier_init(base + V_FULL, GATHER ? 128 : 1);
+    k_full(base).init(0, GATHER ? 128 : 1);
+    v_full(base).init(0, GATHER ? 128 : 1);
     for (int i = 0; i < STAGES; i++) {
-        mbarrier_init(base + Q_FULL + 8 * i, 1);
+        q_full(base).init(i, 1);
         if (i < DOUT_STAGES)
-            mbarrier_init(base + DOUT_FULL + 8 * i, 1);
+            dout_full(base).init(i, 1);
     }
-    for (int i = 0; i < DS_STAGES; i++) {
-        mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS);
-        mbarrier_init(base + DS_EMPTY + 8 * i, 4);
-    }
-    if (SCORED) {
-        mbarrier_init(base + SCORE_FULL, 1);
-        mbarrier_init(base + SCORE_EMPTY, 4 * WARPGROUPS);
-    }
+    for (int i = 0; i < DS_STAGES; i++)
+        ds_ring(base).init(i, 4 * WARPGROUPS, 4);
+    if (SCORED)
+        score_ring(base).init(0, 1, 4 * WARPGROUPS);
     if (DBIAS_TURNS)
-        mbarrier_init(base + TURN_FULL, 1);
+        turn_full(base).init(0, 1);
     if (APART)
         for (int i = 0; i < HALVES; i++) {
             for (int n = 0; n < ADDER_STEPS; n++)
-                mbarrier_init(base + DQ_FULL + (i * ADDER_STEPS + n) * 8, 4);
-            mbarrier_init(base + DQ_EMPTY + i * 8, 1);
+                dq_full(base, i).init(n, 4);
+            dq_empty(base, i).init(0, 1);
         }
     fence_mbarrier_init();
 }
@@ -162,71 +185,68 @@ template <bool SOME_EMPTY> struct owner {
 
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
-        const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
+        const key_panels keys = key_panels{base}.rows(warpgroup * 64);
+        const row_panels q = q_of(base, step);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 16; n++)
-            wgmma_m64k16<F16, 0>(s,
-                                 wgmma_descriptor(base + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
-                                 wgmma_descriptor(q + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
+            wgmma_m64k16<F16, 0>(s, by_columns(keys, n), by_columns(q, n), n > 0);
     }
     /* dP^T = V dO^T */
     __device__ __forceinline__ void multiply_vdo(int step) {
-        const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
+        const key_panels values = key_panels{base + V_OFFSET}.rows(warpgroup * 64);
+        const row_panels dout = dout_of(base, step);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM_V / 16; n++)
-            wgmma_m64k16<F16, 0>(
-                s, wgmma_descriptor(base + V_OFFSET + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
-                wgmma_descriptor(dout + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
+            wgmma_m64k16<F16, 0>(s, by_columns(values, n), by_columns(dout, n), n > 0);
     }
     /* dV += P^T dO */
     __device__ __forceinline__ void multiply_pdo(int step) {
-        const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
+        const row_panels dout = dout_of(base, step);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++)
-            wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), true);
+            wgmma_m64k16<F16, 1>(dv, p[n], by_rows(dout, n), true);
     }
     /* dK += dS^T Q, dS as it was left in shared memory, or from registers, where it takes the place of P */
     __device__ __forceinline__ void multiply_dsq(int step) {
-        const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
-        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + warpgroup * BLOCK_M * 128;
+        const row_panels q = q_of(base, step), ds = ds_of(base, step).panel(warpgroup);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
-            const uint64_t rows = wgmma_descriptor(q + n * 2048, BLOCK_M * 128);
+            const uint64_t rows = by_rows(q, n);
             if constexpr (DS_REGISTERS)
                 wgmma_m64k16<F16, 1>(dk, p[n], rows, true);
             else
-                wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0), rows, true);
+                wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds.rows_16(n), 0), rows, true);
         }
     }
 
     __device__ __forceinline__ uint32_t lse_of(int step) const {
-        return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+        return base + ROWS_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 8;
     }
     __device__ __forceinline__ uint32_t delta_of(int step) const {
-        return base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4;
+        return base + ROWS_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * BLOCK_M * 8 + BLOCK_M * 4;
     }
 
     __device__ __forceinline__ void make_p(int step) {
         const int first = (int)tid_x_reread() / 128 * 64;
         const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, tile), scored = BIAS_TILE || masked;
         if (scored)
-            wait_full<1>(base + SCORE_FULL, scores);
+            score_ring(base).wait_full(scores);
         scores_to_p(s, early, a, k.batch, k.first_key + first, tile * BLOCK_M,
-                    {lse_of(step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4,
-                     base + KEYS_OFFSET + first * 4, base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET,
-                     masked, 0, base + COVERED + (int)tid_x_reread() / 32 * 8});
+                    {lse_of(step), low_of(base, step), base + KEYS_OFFSET + first * 4,
+                     base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET, masked, 0,
+                     base + COVERED + (int)tid_x_reread() / 32 * 8});
         if (DROPS_EMPTY && is_empty(step))
             drop_empty(step);
         if (SCRUB == HOPPER_SCRUB_NUMBERS)
             spoil_p(s, EXACT ? ld_shared_4(base + SPOILED + tid_x_reread() / 32 * 4) : spoiled);
         if (scored) {
             __syncwarp();
-            release<1>(base + SCORE_EMPTY, scores++);
+            score_ring(base).release(scores++);
         }
         ds_row = tile * BLOCK_M;
         tile = k.tile_after(tile);
         if (EXACT)
-            wait_empty<DS_STAGES>(base + DS_EMPTY, step);
+            ds_ring(base).wait_empty(step);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t rest[4];
@@ -238,8 +258,7 @@ template <bool SOME_EMPTY> struct owner {
                     p[n][i] = pack(s[8 * n + 2 * i], s[8 * n + 2 * i + 1]);
             if (EXACT) { /* where leave_ds() will put dS of the same rows */
                 const int thread = (int)tid_x_reread(), lane = thread % 32, row = lane / 16 * 8 + lane % 8;
-                const uint32_t to = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES +
-                                    thread / 128 * BLOCK_M * 128 + (n * 16 + row) * 128;
+                const uint32_t to = ds_of(base, step).panel(thread / 128).rows(n * 16 + row).at;
                 st_shared_16(to + (((thread / 32 % 4 * 2 + lane / 8 % 2) ^ (row & 7)) << 4), rest[0], rest[1], rest[2],
                              rest[3]);
             }
@@ -276,10 +295,10 @@ template <bool SOME_EMPTY> struct owner {
     __device__ __forceinline__ void clear_empty(int step) const {
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS); /* all have made P of it */
         const int thread = (int)tid_x_reread();
-        clear_empty_rows<PANELS, 128 * WARPGROUPS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, thread,
-                                                   lse_of(step));
-        clear_empty_rows<PANELS_V, 128 * WARPGROUPS>(base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES,
-                                                     thread, lse_of(step));
+        clear_empty_rows<PANELS, 128 * WARPGROUPS>(base + Q_OFFSET + stage_barriers<STAGES>::stage(step) * Q_BYTES,
+                                                   thread, lse_of(step));
+        clear_empty_rows<PANELS_V, 128 * WARPGROUPS>(
+            base + DOUT_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * DOUT_BYTES, thread, lse_of(step));
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
     }
     /* Whether the list says of some of the warpgroup's keys that nobody sees them. */
@@ -295,7 +314,7 @@ template <bool SOME_EMPTY> struct owner {
             return;
         const uint32_t last = base + KEYS_OFFSET + (BLOCK_N + first + (int)tid_x_reread() % 128 / 2) * 4;
         const bool hidden = !numbers && ld_shared_4(last) == 0;
-        wait_full<1>(base + V_FULL, 0);
+        v_full(base).wait(0);
         if (GATHER)
             fence_proxy_async();
         spoiled = scrub_rows<HEAD_DIM, BLOCK_N, numbers>(base, first, hidden);
@@ -313,10 +332,10 @@ template <bool SOME_EMPTY> struct owner {
 #pragma unroll 1
         for (int n = threadIdx.x % 128; n < 64 * 8 * (PANELS + PANELS_V); n += 128) {
             const int panel = n / 512, row = n / 8 % 64;
-            const uint32_t to =
-                panel < PANELS ? base + panel * BLOCK_N * 128 : base + V_OFFSET + (panel - PANELS) * BLOCK_N * 128;
+            const key_panels to =
+                panel < PANELS ? key_panels{base}.panel(panel) : key_panels{base + V_OFFSET}.panel(panel - PANELS);
             if (row >= count)
-                st_shared_16(to + (warpgroup * 64 + row) * 128 + n % 8 * 16, 0, 0, 0, 0);
+                st_shared_16(to.rows(warpgroup * 64 + row).at + n % 8 * 16, 0, 0, 0, 0);
         }
         fence_proxy_async();
         barrier_sync(OWN_BARRIER + warpgroup, 128);
@@ -326,20 +345,20 @@ template <bool SOME_EMPTY> struct owner {
     __device__ __forceinline__ void leave_ds(int step) {
         const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
         const uint32_t delta = own_rows(delta_of(step), thread);
-        const uint32_t panel = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 128 * BLOCK_M * 128;
+        const row_panels own = ds_of(base, step).panel(thread / 128);
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         if (!EXACT)
-            wait_empty<DS_STAGES>(base + DS_EMPTY, step);
-        const uint32_t lse_of_step = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
+            ds_ring(base).wait_empty(step);
+        const uint32_t lse_of_step = lse_of(step) + thread % 4 * 8;
         if (DBIAS_TURNS && !MASK_TILE)
-            wait_full<1>(base + TURN_FULL, step);
+            turn_full(base).wait(step);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t ds[4], rest[4];
             if (EXACT)
-                ld_shared_16(rest, panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4));
+                ld_shared_16(rest, own.rows(n * 16 + row).at + ((chunk ^ (row & 7)) << 4));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 uint32_t lse[2];
@@ -369,11 +388,11 @@ template <bool SOME_EMPTY> struct owner {
                         x = ds[2 * i + half];
                 }
             }
-            stmatrix_x4_trans(panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4), ds);
+            stmatrix_x4_trans(own.rows(n * 16 + row).at + ((chunk ^ (row & 7)) << 4), ds);
         }
         fence_proxy_async();
         __syncwarp();
-        release<DS_STAGES>(base + DS_FULL, step);
+        ds_ring(base).full().arrive_warp(step);
         if (!DS_REGISTERS)
             barrier_sync(OWN_BARRIER + thread / 128, 128);
     }
@@ -417,26 +436,25 @@ template <bool SOME_EMPTY> struct owner {
     /* dS of such a step is 0: a quarter of the warpgroup's part is a warp's. */
     __device__ __forceinline__ void leave_nothing(int step) const {
         const int thread = (int)tid_x_reread();
-        wait_empty<DS_STAGES>(base + DS_EMPTY, step);
-        const uint32_t to =
-            base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 32 * (BLOCK_M * 32) + thread % 32 * 16;
+        ds_ring(base).wait_empty(step);
+        const uint32_t to = ds_of(base, step).at + thread / 32 * (BLOCK_M * 32) + thread % 32 * 16;
 #pragma unroll
         for (int i = 0; i < BLOCK_M * 32; i += 512)
             st_shared_16(to + i, 0, 0, 0, 0);
         fence_proxy_async();
         __syncwarp();
-        release<DS_STAGES>(base + DS_FULL, step);
+        ds_ring(base).full().arrive_warp(step);
     }
 
     /* P of the walk's first step. */
     __device__ __forceinline__ void begin(int step) {
         if (VARLEN)
-            wait_full<1>(base + V_FULL, 0);
+            v_full(base).wait(0);
         if (GATHER)
             fence_proxy_async();
         if (VARLEN)
             clear_keys();
-        wait_full<STAGES>(base + Q_FULL, step);
+        q_full(base).wait(step);
         wgmma_fence();
         multiply_kq(step);
         wgmma_commit_group();
@@ -445,16 +463,16 @@ template <bool SOME_EMPTY> struct owner {
         wgmma_wait_group<0>(s);
         make_p(step);
         if (!VARLEN)
-            wait_full<1>(base + V_FULL, 0);
+            v_full(base).wait(0);
         if (GATHER && !VARLEN)
             fence_proxy_async();
     }
 
     /* From P of a step to its part of dV and dK, and with `more` to P of the next. */
     __device__ __forceinline__ void take_step(int step, bool more) {
-        wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
+        dout_full(base).wait(step);
         if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
-            wait_full<1>(base + TURN_FULL, step);
+            turn_full(base).wait(step);
         if (is_empty(step))
             clear_empty(step);
         wgmma_fence();
@@ -469,7 +487,7 @@ template <bool SOME_EMPTY> struct owner {
         if (DBIAS_ADDS)
             end_step();
         if (more)
-            wait_full<STAGES>(base + Q_FULL, step + 1);
+            q_full(base).wait(step + 1);
         wgmma_fence();
         if (more)
             multiply_kq(step + 1);
@@ -490,7 +508,7 @@ template <bool SOME_EMPTY> struct owner {
         set_zero(dk);
         set_zero(dv);
         if (!LISTED || k.steps > 0)
-            wait_full<1>(base + K_FULL, 0);
+            k_full(base).wait(0);
         if (SCRUB && k.steps > 0)
             scrub_keys();
         const int skipped = SKIPS ? skipped_steps() : 0, end = DESCENDS ? k.steps - skipped : k.steps;
@@ -502,7 +520,7 @@ template <bool SOME_EMPTY> struct owner {
                 tile = k.tile_after(tile);
             }
         if (step >= end && (!LISTED || k.steps > 0))
-            wait_full<1>(base + V_FULL, 0); /* where dV and dK will lie */
+            v_full(base).wait(0); /* where dV and dK will lie */
         if (step < end) {
             begin(step);
 #pragma unroll 1
@@ -572,18 +590,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     if (scattered != GATHER) /* the other launch takes the keys */
         return;
-#if RUNS || (ORDERED && LISTED)
-    __syncthreads();
-#endif
+    if (RUNS || (ORDERED && LISTED))
+        __syncthreads();
     const bool finds = NOTED && finds_empty(a, find_own_block(a, base));
-#if KEYED
-    list_keys(a, find_own_block(a, base), base + KEYS_OFFSET);
-    __syncthreads();
-    note_covered(base + KEYS_OFFSET, base + COVERED);
-#endif
-#if LISTED
-    list_tiles(a, find_own_block(a, base), base + KEYS_OFFSET, base + SEEN_OFFSET);
-#endif
+    if (KEYED) {
+        list_keys(a, find_own_block(a, base), base + KEYS_OFFSET);
+        __syncthreads();
+        note_covered(base + KEYS_OFFSET, base + COVERED);
+    }
+    if (LISTED)
+        list_tiles(a, find_own_block(a, base), base + KEYS_OFFSET, base + SEEN_OFFSET);
     bool some_empty = false;
     if (NOTED)
         some_empty = __syncthreads_or(finds);

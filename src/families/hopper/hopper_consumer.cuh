@@ -1,11 +1,11 @@
 /* hopper_consumer.cuh: a warpgroup of 64 query rows, as the forwards have them: its place, its turn, its two products.
- * For kernels that define the tile, the offsets of their shared memory (K_OFFSET, V_OFFSET, WORK) and TURN_BARRIER. */
+ * For kernels that define the tile, their rings (q_ring, k_ring, v_ring, work_ring) and TURN_BARRIER. */
 #ifndef FDM_HOPPER_CONSUMER_CUH
 #define FDM_HOPPER_CONSUMER_CUH
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
@@ -22,9 +22,7 @@ struct row_owner {
         : base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
 
     /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
-    __device__ __forceinline__ struct item_facts facts() const {
-        return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
-    }
+    __device__ __forceinline__ struct item_facts facts() const { return read_facts(work_ring(base).tile(item)); }
     /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
     static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
     /* Of half 0, in the block tile. */
@@ -43,19 +41,18 @@ struct row_owner {
 
     /* S = Q K^T */
     __device__ __forceinline__ void multiply_qk() {
-        const uint32_t q_tile = base + stage_of<Q_STAGES>(item) * Q_BYTES + warpgroup * 64 * 128;
-        const uint32_t k_tile = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+        const panels<BLOCK_M> q = panels<BLOCK_M>{q_ring(base).tile(item)}.rows(warpgroup * 64);
+        const panels<BLOCK_N> k = {k_ring(base).tile(step)};
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 16; n++)
-            wgmma_m64k16<F16, 0>(s, wgmma_descriptor(q_tile + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
-                                 wgmma_descriptor(k_tile + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+            wgmma_m64k16<F16, 0>(s, by_columns(q, n), by_columns(k, n), n > 0);
     }
     /* O = P V + (add ? O : 0), V of the step before */
     __device__ __forceinline__ void multiply_pv(bool add) {
-        const uint32_t v_tile = base + V_OFFSET + stage_of<STAGES>(step - 1) * V_BYTES;
+        const panels<BLOCK_N> v = {v_ring(base).tile(step - 1)};
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 16; n++)
-            wgmma_m64k16<F16, 1>(o, p[n], wgmma_descriptor(v_tile + n * 2048, BLOCK_N * 128), n > 0 || add);
+            wgmma_m64k16<F16, 1>(o, p[n], by_rows(v, n), n > 0 || add);
     }
 };
 

@@ -27,9 +27,9 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
-#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/ring.cuh"
 #include "families/hopper/hopper_forward.h"
 #include "gpu/block_mask.h"
 
@@ -38,8 +38,7 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS))
 #define BLOCK_M   (64 * WARPGROUPS)
 #define THREADS   (128 * (WARPGROUPS + 1))
-#include "families/hopper/hopper_load.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
@@ -76,21 +75,16 @@ constexpr int SCORE_BYTES = BLOCK_M * 128 * (BIAS_PANELS + MASK_PANELS);
 constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
 constexpr int SCORE_OFFSET = V_OFFSET + STAGES * V_BYTES, RANGE_OFFSET = SCORE_OFFSET + SCORE_STAGES * SCORE_BYTES;
 constexpr int CONTROL = RANGE_OFFSET + (RANGED ? STAGES * HOPPER_RANGE_BYTES(BLOCK_N) : 0);
-constexpr int SCORE_RING = SCORE_STAGES ? SCORE_STAGES : 1;
+constexpr int SCORE_PLACES = SCORE_STAGES ? SCORE_STAGES : 1;
 enum {
-    Q_FULL = CONTROL,
-    Q_EMPTY = Q_FULL + 8 * Q_STAGES,
-    K_FULL = Q_EMPTY + 8 * Q_STAGES,
-    K_EMPTY = K_FULL + 8 * STAGES,
-    V_FULL = K_EMPTY + 8 * STAGES,
-    V_EMPTY = V_FULL + 8 * STAGES,
-    SCORE_FULL = V_EMPTY + 8 * STAGES,
-    SCORE_EMPTY = SCORE_FULL + 8 * SCORE_RING,
-    WORK_FULL = SCORE_EMPTY + 8 * SCORE_RING,
-    WORK_EMPTY = WORK_FULL + 16,
-    WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
+    Q_RING = CONTROL, /* barriers of each ring */
+    K_RING = Q_RING + ring<Q_STAGES>::BYTES,
+    V_RING = K_RING + ring<STAGES>::BYTES,
+    SCORE_RING = V_RING + ring<STAGES>::BYTES,
+    WORK_RING = SCORE_RING + ring<SCORE_PLACES>::BYTES,
+    WORK = (WORK_RING + ring<2>::BYTES + 15) / 16 * 16,
     STEP_KNOWN = WORK + 2 * ITEM_BYTES,
-    RANGE_SOURCES = STEP_KNOWN + (RANGED ? 8 * STAGES : 0),
+    RANGE_SOURCES = STEP_KNOWN + (RANGED ? stage_barriers<STAGES>::BYTES : 0),
     STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED: what a stage of K holds */
     END = STEP_WORDS + 4 * STAGES
 };
@@ -104,28 +98,39 @@ static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
 enum { STEP_TILE = (1 << 26) - 1, STEP_MORE = 1 << 26, STEP_LOOK = 1 << 27, STEP_ALL_LOOK = STEP_LOOK * 7 };
 enum { TURN_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
+/* What lies there, of the shared memory from `base` on. */
+typedef ring<Q_STAGES, Q_BYTES> q_stages;
+typedef ring<STAGES, K_BYTES> k_stages;
+typedef ring<STAGES, V_BYTES> v_stages;
+typedef ring<SCORE_PLACES, SCORE_BYTES> score_stages;
+typedef ring<2, ITEM_BYTES> work_stages;
+__device__ __forceinline__ q_stages q_ring(uint32_t base) { return {base + Q_RING, base}; }
+__device__ __forceinline__ k_stages k_ring(uint32_t base) { return {base + K_RING, base + K_OFFSET}; }
+__device__ __forceinline__ v_stages v_ring(uint32_t base) { return {base + V_RING, base + V_OFFSET}; }
+__device__ __forceinline__ score_stages score_ring(uint32_t base) { return {base + SCORE_RING, base + SCORE_OFFSET}; }
+__device__ __forceinline__ work_stages work_ring(uint32_t base) { return {base + WORK_RING, base + WORK}; }
+__device__ __forceinline__ stage_barriers<STAGES> step_known(uint32_t base) { return {base + STEP_KNOWN}; }
+__device__ __forceinline__ uint32_t step_word(uint32_t base, uint32_t step) {
+    return base + STEP_WORDS + 4 * k_stages::stage(step);
+}
+__device__ __forceinline__ uint32_t ranges_of_step(uint32_t base, uint32_t step) {
+    return base + RANGE_OFFSET + k_stages::stage(step) * HOPPER_RANGE_BYTES(BLOCK_N);
+}
+
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     constexpr int warps = 4 * WARPGROUPS;
-    for (int i = 0; i < Q_STAGES; i++) {
-        mbarrier_init(base + Q_FULL + 8 * i, 1);
-        mbarrier_init(base + Q_EMPTY + 8 * i, warps);
-    }
+    for (int i = 0; i < Q_STAGES; i++)
+        q_ring(base).init(i, 1, warps);
     for (int i = 0; i < STAGES; i++) {
-        mbarrier_init(base + K_FULL + 8 * i, 1);
-        mbarrier_init(base + K_EMPTY + 8 * i, warps);
+        k_ring(base).init(i, 1, warps);
         if (RANGED)
-            mbarrier_init(base + STEP_KNOWN + 8 * i, 1);
-        mbarrier_init(base + V_FULL + 8 * i, 1);
-        mbarrier_init(base + V_EMPTY + 8 * i, warps);
+            step_known(base).init(i, 1);
+        v_ring(base).init(i, 1, warps);
     }
-    for (int i = 0; i < SCORE_RING; i++) {
-        mbarrier_init(base + SCORE_FULL + 8 * i, 1);
-        mbarrier_init(base + SCORE_EMPTY + 8 * i, warps);
-    }
-    for (int i = 0; i < 2; i++) {
-        mbarrier_init(base + WORK_FULL + 8 * i, 1);
-        mbarrier_init(base + WORK_EMPTY + 8 * i, RANGED ? warps + 1 : warps);
-    }
+    for (int i = 0; i < SCORE_PLACES; i++)
+        score_ring(base).init(i, 1, warps);
+    for (int i = 0; i < 2; i++)
+        work_ring(base).init(i, 1, RANGED ? warps + 1 : warps);
     fence_mbarrier_init();
 }
 
@@ -145,60 +150,58 @@ struct producer {
         return VARLEN ? 0 : SPLITS ? f.batch / a.in.num_splits : f.batch;
     }
 
-    /* `panels` boxes of 64 columns and `rows` rows from row `row` of a head to `to`. */
-    template <int panels, int rows>
+    /* `count` panels of `rows` rows from row `row` of a head to `to`. */
+    template <int count, int rows>
     __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
                                          int head, int batch) {
-        mbarrier_arrive_expect_tx(barrier, panels * rows * 128);
-        load_panels<panels, rows>(to, map, barrier, row, head, batch);
+        mbarrier_arrive_expect_tx(barrier, count * panels<rows>::BYTES);
+        load_panels<count, rows>(to, map, barrier, row, head, batch);
     }
     __device__ __forceinline__ void publish(const struct item_facts &f) {
-        wait_empty<2>(base + WORK_EMPTY, item);
-        write_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES, f);
-        mbarrier_arrive(base + WORK_FULL + 8 * stage_of<2>(item));
+        work_ring(base).wait_empty(item);
+        write_facts(work_ring(base).tile(item), f);
+        work_ring(base).full().arrive(item);
     }
     /* Its map has heads before rows. */
     __device__ __forceinline__ void load_packed(uint32_t to, uint32_t full, const struct item_facts &f) {
-        mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
+        mbarrier_arrive_expect_tx(full, Q_PANELS * panels<BLOCK_M>::BYTES);
 #pragma unroll
-        for (int panel = 0; panel < Q_PANELS; panel++)
-            cp_async_bulk_tensor_4d(to + panel * BLOCK_M * 128, &a.q_map, full, panel * 64, f.head * PACKED_HEADS,
+        for (int n = 0; n < Q_PANELS; n++)
+            cp_async_bulk_tensor_4d(panels<BLOCK_M>{to}.panel(n).at, &a.q_map, full, n * 64, f.head * PACKED_HEADS,
                                     f.q_begin + f.first_row / PACKED_HEADS, batch_of(f));
     }
     __device__ __forceinline__ void load_q(const struct item_facts &f) {
-        const uint32_t stage = stage_of<Q_STAGES>(item);
-        wait_empty<Q_STAGES>(base + Q_EMPTY, item);
+        const q_stages to = q_ring(base);
+        to.wait_empty(item);
         if constexpr (PACKED_HEADS == 1)
-            load<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, base + Q_FULL + 8 * stage,
-                                    f.q_begin + f.first_row, f.head, batch_of(f));
+            load<Q_PANELS, BLOCK_M>(to.tile(item), &a.q_map, to.full(item), f.q_begin + f.first_row, f.head,
+                                    batch_of(f));
         else
-            load_packed(base + stage * Q_BYTES, base + Q_FULL + 8 * stage, f);
+            load_packed(to.tile(item), to.full(item), f);
     }
     __device__ __forceinline__ void load_k(int row, int head, int batch) {
-        const uint32_t stage = stage_of<STAGES>(step);
-        wait_empty<STAGES>(base + K_EMPTY, step);
-        load<Q_PANELS, BLOCK_N>(base + K_OFFSET + stage * K_BYTES, &a.k_map, base + K_FULL + 8 * stage, row, head,
-                                batch);
+        const k_stages to = k_ring(base);
+        to.wait_empty(step);
+        load<Q_PANELS, BLOCK_N>(to.tile(step), &a.k_map, to.full(step), row, head, batch);
     }
     __device__ __forceinline__ void load_v(uint32_t count, int row, int head, int batch) {
-        const uint32_t stage = stage_of<STAGES>(count);
-        wait_empty<STAGES>(base + V_EMPTY, count);
-        load<V_PANELS, BLOCK_N>(base + V_OFFSET + stage * V_BYTES, &a.v_map, base + V_FULL + 8 * stage, row, head,
-                                batch);
+        const v_stages to = v_ring(base);
+        to.wait_empty(count);
+        load<V_PANELS, BLOCK_N>(to.tile(count), &a.v_map, to.full(count), row, head, batch);
     }
     __device__ __forceinline__ void load_scores(const struct item_facts &f, int key) {
-        const uint32_t stage = stage_of<SCORE_RING>(score_step), full = base + SCORE_FULL + 8 * stage;
-        const uint32_t to = base + SCORE_OFFSET + stage * SCORE_BYTES;
-        wait_empty<SCORE_RING>(base + SCORE_EMPTY, score_step++);
+        const uint32_t full = score_ring(base).full(score_step);
+        const panels<BLOCK_M> to = {score_ring(base).tile(score_step)};
+        score_ring(base).wait_empty(score_step++);
         mbarrier_arrive_expect_tx(full, SCORE_BYTES);
 #pragma unroll
-        for (int panel = 0; panel < BIAS_PANELS; panel++)
-            cp_async_bulk_tensor_4d(to + panel * BLOCK_M * 128, &a.bias_map, full, key + panel * 128 / BIAS_BYTES,
-                                    f.first_row, f.head / a.bias_group, a.bias_batches == 1 ? 0 : f.batch);
+        for (int n = 0; n < BIAS_PANELS; n++)
+            cp_async_bulk_tensor_4d(to.panel(n).at, &a.bias_map, full, key + n * 128 / BIAS_BYTES, f.first_row,
+                                    f.head / a.bias_group, a.bias_batches == 1 ? 0 : f.batch);
 #pragma unroll
-        for (int panel = 0; panel < MASK_PANELS; panel++)
-            cp_async_bulk_tensor_4d(to + (BIAS_PANELS + panel) * BLOCK_M * 128, &a.mask_map, full, key + panel * 128,
-                                    f.first_row, f.head / a.mask_group, a.mask_batches == 1 ? 0 : f.batch);
+        for (int n = 0; n < MASK_PANELS; n++)
+            cp_async_bulk_tensor_4d(to.panel(BIAS_PANELS + n).at, &a.mask_map, full, key + n * 128, f.first_row,
+                                    f.head / a.mask_group, a.mask_batches == 1 ? 0 : f.batch);
     }
 
     /* The block mask of the item's rows: GPU_BLOCK_* of each tile. */
@@ -230,8 +233,8 @@ struct producer {
             const int next = visible_tile(block_mask, tile - 1, f.first_tile);
             if (next < f.first_tile)
                 scheduler.ask_late(a);
-            wait_empty<STAGES>(base + K_EMPTY, step);
-            st_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step),
+            k_ring(base).wait_empty(step);
+            st_shared_4(step_word(base, step),
                         (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
             load_k(tile * BLOCK_N, head, f.batch);
             if (look)
@@ -252,8 +255,8 @@ struct producer {
         int before = -1;
 #pragma unroll 1
         for (bool more = true; more; step++) {
-            wait_full<STAGES>(base + STEP_KNOWN, step);
-            const int word = (int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step));
+            step_known(base).wait(step);
+            const int word = (int)ld_shared_4(step_word(base, step));
             const int row = k_begin + (word & STEP_TILE) * BLOCK_N;
             more = word & STEP_MORE;
             if (!more)
@@ -367,8 +370,7 @@ struct consumer : row_owner {
 
     /* The same, of a tile that the plan does not call full to the warpgroup's rows. */
     __device__ __forceinline__ void hide_by_ranges() {
-        const uint32_t ranges =
-            base + RANGE_OFFSET + stage_of<STAGES>(step) * RANGE_BYTES + threadIdx.x % 4 * RANGE_ROW_BYTES;
+        const uint32_t ranges = ranges_of_step(base, step) + threadIdx.x % 4 * RANGE_ROW_BYTES;
         const uint32_t row = local_row();
 #pragma unroll
         for (int group = 0; group < GROUPS; group += 2) {
@@ -387,18 +389,18 @@ struct consumer : row_owner {
     /* Scores of a tile to P. */
     __device__ __forceinline__ void scores_to_p(int tile, bool look, bool partial, bool has_o) {
         if (SCORED && look) {
-            const uint32_t bias = base + SCORE_OFFSET + stage_of<SCORE_RING>(score_step) * SCORE_BYTES;
-            wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
-            finish_scores<MASK_TILE>(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
+            const panels<BLOCK_M> bias = {score_ring(base).tile(score_step)};
+            score_ring(base).wait_full(score_step);
+            finish_scores<MASK_TILE>(s, a.in, bias.at, bias.panel(BIAS_PANELS).at, local_row());
             __syncwarp();
-            release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
+            score_ring(base).release(score_step++);
         } else if (!MAXIMA_BARE && !BIAS) {
             finish_scores<false>(s, a.in, 0, 0, 0);
         }
         if (RANGED && look) {
             hide_by_ranges();
             __syncwarp(); /* the stage's ranges are read */
-            release<STAGES>(base + K_EMPTY, step);
+            k_ring(base).release(step);
         } else if (!RANGED && partial) {
             hide(tile);
         }
@@ -412,11 +414,11 @@ struct consumer : row_owner {
         const int keys = facts().seqlen_k - last_tile * BLOCK_N;
         if (keys >= BLOCK_N)
             return;
-        wait_full<STAGES>(base + V_FULL, step);
-        const uint32_t tile = base + V_OFFSET + stage_of<STAGES>(step) * V_BYTES;
+        v_ring(base).wait_full(step);
+        const panels<BLOCK_N> v = {v_ring(base).tile(step)};
         const int chunks = (BLOCK_N - keys) * 8;
         for (int n = (int)threadIdx.x - 128; n < V_PANELS * chunks; n += 128 * WARPGROUPS)
-            st_shared_16(tile + n / chunks * BLOCK_N * 128 + keys * 128 + n % chunks * 16, 0, 0, 0, 0);
+            st_shared_16(v.panel(n / chunks).rows(keys).at + n % chunks * 16, 0, 0, 0, 0);
         fence_proxy_async();
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
@@ -424,9 +426,9 @@ struct consumer : row_owner {
     /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others
      * follow. */
     __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
-        wait_full<STAGES>(base + K_FULL, step);
+        k_ring(base).wait_full(step);
         if (WALKED) {
-            const int word = uniform((int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step)));
+            const int word = uniform((int)ld_shared_4(step_word(base, step)));
             __syncwarp(); /* one lane releases what all have read */
             tile = word & STEP_TILE;
             look = word & STEP_LOOK << warpgroup;
@@ -446,18 +448,18 @@ struct consumer : row_owner {
     __device__ __forceinline__ void pass(bool with_turn) {
         if (with_turn && !SCORED)
             skip_turn();
-        wait_full<STAGES>(base + K_FULL, step);
+        k_ring(base).wait_full(step);
         if (SCORED)
-            wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
+            score_ring(base).wait_full(score_step);
         __syncwarp(); /* a lane that still waits would miss the phase */
-        release<STAGES>(base + K_EMPTY, step);
+        k_ring(base).release(step);
         if (SCORED)
-            release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
+            score_ring(base).release(score_step++);
         if (with_turn && SCORED)
             skip_turn();
-        wait_full<STAGES>(base + V_FULL, step);
+        v_ring(base).wait_full(step);
         __syncwarp();
-        release<STAGES>(base + V_EMPTY, step);
+        v_ring(base).release(step);
         step++;
     }
 
@@ -521,7 +523,7 @@ struct consumer : row_owner {
         if (!SPLITS)
             sinks.join(a.in, rows);
         if (!RANGED || !look)
-            release<STAGES>(base + K_EMPTY, step);
+            k_ring(base).release(step);
         scores_to_p(w.tile, look, !w.is_full(), false);
         step++;
         bool add = false;
@@ -532,7 +534,7 @@ struct consumer : row_owner {
             take_turn();
             wgmma_fence();
             multiply_qk();
-            wait_full<STAGES>(base + V_FULL, step - 1);
+            v_ring(base).wait_full(step - 1);
             multiply_pv(add);
             wgmma_commit_group();
             pass_turn();
@@ -540,17 +542,17 @@ struct consumer : row_owner {
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
             if (!RANGED || !look)
-                release<STAGES>(base + K_EMPTY, step);
-            release<STAGES>(base + V_EMPTY, step - 1);
+                k_ring(base).release(step);
+            v_ring(base).release(step - 1);
             scores_to_p(w.tile, look, !w.is_full(), true);
             step++;
         }
-        wait_full<STAGES>(base + V_FULL, step - 1);
+        v_ring(base).wait_full(step - 1);
         wgmma_fence();
         multiply_pv(add);
         wgmma_commit_group();
         wgmma_wait_group<0>(o);
-        release<STAGES>(base + V_EMPTY, step - 1);
+        v_ring(base).release(step - 1);
         while (PASSES && w.rest-- > 0)
             pass(true);
         return true;
@@ -576,35 +578,35 @@ struct consumer : row_owner {
         if (TURNS && warpgroup == WARPGROUPS - 1)
             pass_turn();
         for (;; item++) {
-            wait_full<2>(base + WORK_FULL, item);
+            work_ring(base).wait_full(item);
             if (facts().first_row < 0)
                 break;
             rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
-            wait_full<Q_STAGES>(base + Q_FULL, item);
+            q_ring(base).wait_full(item);
             const bool computed = compute();
             if (!SPLITS && !computed)
                 sinks.read(a.in, facts(), local_row());
             const struct item_facts f = facts();
             __syncwarp();
-            release<2>(base + WORK_EMPTY, item);
+            work_ring(base).release(item);
             if constexpr (SPLITS) {
                 const uint32_t spoiled = store_part<REDO>(a.in, f, rows, o, computed, local_row());
                 __syncwarp();
                 if (REDO)
                     redo_rows(f, spoiled);
-                release<Q_STAGES>(base + Q_EMPTY, item);
+                q_ring(base).release(item);
                 continue;
             }
             float inverse[2];
             finish_rows(a.in, f, rows, sinks, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
             const uint32_t spoiled =
-                store_rows<REDO>(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
+                store_rows<REDO>(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
             if (REDO)
                 redo_rows(f, spoiled);
             fence_proxy_async(); /* TMA writes there next */
             __syncwarp();
-            release<Q_STAGES>(base + Q_EMPTY, item);
+            q_ring(base).release(item);
         }
         if (TURNS && warpgroup == 0)
             take_turn(); /* nobody leaves an arrival behind */

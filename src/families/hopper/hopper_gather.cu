@@ -25,10 +25,10 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
-#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/ring.cuh"
 #include "families/hopper/hopper_gather.h"
 
 HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -37,8 +37,7 @@ HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define EXP2_RESIDUE   0
 #define BLOCK_M        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
-#include "families/hopper/hopper_load.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
@@ -70,15 +69,11 @@ enum {
     STAGE_ROWS = TILE_KEYS + 4 * BLOCK_N,          /* [STAGES][BLOCK_N] */
     STAGE_BIAS = STAGE_ROWS + 4 * BLOCK_N * STAGES,
     CONTROL = STAGE_BIAS + (BIAS ? 4 * BLOCK_N * STAGES : 0),
-    Q_FULL = CONTROL,
-    Q_EMPTY = Q_FULL + 8 * Q_STAGES,
-    K_FULL = Q_EMPTY + 8 * Q_STAGES,
-    K_EMPTY = K_FULL + 8 * STAGES,
-    V_FULL = K_EMPTY + 8 * STAGES,
-    V_EMPTY = V_FULL + 8 * STAGES,
-    WORK_FULL = V_EMPTY + 8 * STAGES,
-    WORK_EMPTY = WORK_FULL + 16,
-    WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
+    Q_RING = CONTROL, /* barriers of each ring */
+    K_RING = Q_RING + ring<Q_STAGES>::BYTES,
+    V_RING = K_RING + ring<STAGES>::BYTES,
+    WORK_RING = V_RING + ring<STAGES>::BYTES,
+    WORK = (WORK_RING + ring<2>::BYTES + 15) / 16 * 16,
     NEXT = WORK + 2 * ITEM_BYTES,   /* what the producers know of an item */
     TOTALS = NEXT + 2 * NEXT_BYTES, /* [2][4]: keys that each warp has found, whole and (from bit 16 on) in part */
     STEP_WORDS = TOTALS + 32,       /* what a stage of K holds */
@@ -93,22 +88,29 @@ static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0,
 enum { STEP_PART = 1, STEP_MORE = 2 };
 enum { TURN_BARRIER = 1, PRODUCERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
+/* What lies there, of the shared memory from `base` on. */
+typedef ring<Q_STAGES, Q_BYTES> q_stages;
+typedef ring<STAGES, K_BYTES> k_stages;
+typedef ring<STAGES, V_BYTES> v_stages;
+typedef ring<2, ITEM_BYTES> work_stages;
+__device__ __forceinline__ q_stages q_ring(uint32_t base) { return {base + Q_RING, base}; }
+__device__ __forceinline__ k_stages k_ring(uint32_t base) { return {base + K_RING, base + K_OFFSET}; }
+__device__ __forceinline__ v_stages v_ring(uint32_t base) { return {base + V_RING, base + V_OFFSET}; }
+__device__ __forceinline__ work_stages work_ring(uint32_t base) { return {base + WORK_RING, base + WORK}; }
+__device__ __forceinline__ uint32_t step_word(uint32_t base, uint32_t step) {
+    return base + STEP_WORDS + 4 * k_stages::stage(step);
+}
+
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     constexpr int warps = 4 * WARPGROUPS;
-    for (int i = 0; i < Q_STAGES; i++) {
-        mbarrier_init(base + Q_FULL + 8 * i, 1);
-        mbarrier_init(base + Q_EMPTY + 8 * i, warps);
-    }
+    for (int i = 0; i < Q_STAGES; i++)
+        q_ring(base).init(i, 1, warps);
     for (int i = 0; i < STAGES; i++) {
-        mbarrier_init(base + K_FULL + 8 * i, 129);
-        mbarrier_init(base + K_EMPTY + 8 * i, warps);
-        mbarrier_init(base + V_FULL + 8 * i, 128);
-        mbarrier_init(base + V_EMPTY + 8 * i, warps);
+        k_ring(base).init(i, 129, warps);
+        v_ring(base).init(i, 128, warps);
     }
-    for (int i = 0; i < 2; i++) {
-        mbarrier_init(base + WORK_FULL + 8 * i, 1);
-        mbarrier_init(base + WORK_EMPTY + 8 * i, warps);
-    }
+    for (int i = 0; i < 2; i++)
+        work_ring(base).init(i, 1, warps);
     fence_mbarrier_init();
 }
 
@@ -129,7 +131,9 @@ struct producer {
         : a(params), base(shared), item(0), step(0), thread((int)threadIdx.x) {}
 
     __device__ __forceinline__ static void meet() { barrier_sync(PRODUCERS_BARRIER, 128); }
-    __device__ __forceinline__ uint32_t next_slot() const { return base + NEXT + stage_of<2>(item) * NEXT_BYTES; }
+    __device__ __forceinline__ uint32_t next_slot() const {
+        return base + NEXT + work_stages::stage(item) * NEXT_BYTES;
+    }
     __device__ __forceinline__ struct item_facts facts() const { return read_facts(next_slot()); }
     template <class type> __device__ __forceinline__ const type *source(int which) const {
         uint32_t low, high;
@@ -231,7 +235,7 @@ struct producer {
 
     /* Says what the next tile holds: `wholes` keys of one list, then `parts` of the other. The stage is empty. */
     __device__ __forceinline__ void set_tile(int wholes, int parts, bool more) {
-        const uint32_t stage = stage_of<STAGES>(step), slot = stage * BLOCK_N * 4 + thread * 4;
+        const uint32_t slot = k_stages::stage(step) * BLOCK_N * 4 + thread * 4;
         const bool masked = wholes < BLOCK_N;
         if (thread < BLOCK_N) {
             uint32_t key = 0xffffffff, rows = 0;
@@ -256,7 +260,7 @@ struct producer {
                 st_shared_4(base + STAGE_BIAS + slot, its_bias);
         }
         if (thread == 0)
-            st_shared_4(base + STEP_WORDS + 4 * stage, (masked ? STEP_PART : 0) | (more ? STEP_MORE : 0));
+            st_shared_4(step_word(base, step), (masked ? STEP_PART : 0) | (more ? STEP_MORE : 0));
         whole_taken += wholes;
         part_taken += parts;
     }
@@ -275,7 +279,7 @@ struct producer {
         constexpr int chunks = head_dim / 8, across = chunks <= 8 ? 8 : chunks <= 16 ? 16 : 32, rows = 128 / across;
         constexpr int steps = BLOCK_N / rows;
         const int chunk = thread % across, row = thread / across;
-        uint32_t to = tile + chunk / 8 * BLOCK_N * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
+        uint32_t to = panels<BLOCK_N>{tile}.chunk(row, chunk);
         uint32_t keys = base + TILE_KEYS + row * 4;
         if (chunk >= chunks)
             return;
@@ -310,37 +314,41 @@ struct producer {
 
     /* Gathers a tile of K and V. */
     __device__ __forceinline__ void emit(int wholes, int parts, bool more) {
-        const uint32_t stage = stage_of<STAGES>(step);
+        const k_stages k = k_ring(base);
+        const v_stages v = v_ring(base);
         const bool complete = wholes + parts == BLOCK_N;
-        wait_empty<STAGES>(base + K_EMPTY, step);
+        k.wait_empty(step);
         meet(); /* the lists are written, and the last tile's numbers read */
         set_tile(wholes, parts, more);
         meet();
         if (thread == 0)
-            mbarrier_arrive(base + K_FULL + 8 * stage); /* of what is written beside K */
-        gather<HEAD_DIM>(base + K_OFFSET + stage * K_BYTES, source<char>(AT_K), (int)a.in.k.row * 2, a.in.head_dim,
-                         complete);
-        cp_async_mbarrier_arrive_noinc(base + K_FULL + 8 * stage);
-        wait_empty<STAGES>(base + V_EMPTY, step);
-        gather<HEAD_DIM_V>(base + V_OFFSET + stage * V_BYTES, source<char>(AT_V), (int)a.in.v.row * 2, a.in.head_dim_v,
-                           complete);
-        cp_async_mbarrier_arrive_noinc(base + V_FULL + 8 * stage);
+            k.full().arrive(step); /* of what is written beside K */
+        const char *const keys = source<char>(AT_K);
+        const int key_bytes = (int)a.in.k.row * 2;
+        gather<HEAD_DIM>(k.tile(step), keys, key_bytes, a.in.head_dim, complete);
+        cp_async_mbarrier_arrive_noinc(k.full(step));
+        v.wait_empty(step);
+        const char *const values = source<char>(AT_V);
+        const int value_bytes = (int)a.in.v.row * 2;
+        gather<HEAD_DIM_V>(v.tile(step), values, value_bytes, a.in.head_dim_v, complete);
+        cp_async_mbarrier_arrive_noinc(v.full(step));
         step++;
     }
 
     /* The rest is one thread's work: items, and their Q. */
     __device__ __forceinline__ void publish(struct item_facts f, bool any) {
-        wait_empty<2>(base + WORK_EMPTY, item);
+        work_ring(base).wait_empty(item);
         f.first_tile = 0;
         f.last_tile = any;
-        write_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES, f);
-        mbarrier_arrive(base + WORK_FULL + 8 * stage_of<2>(item));
+        write_facts(work_ring(base).tile(item), f);
+        work_ring(base).full().arrive(item);
     }
     __device__ __forceinline__ void load_q(const struct item_facts &f) {
-        const uint32_t stage = stage_of<Q_STAGES>(item), full = base + Q_FULL + 8 * stage;
-        wait_empty<Q_STAGES>(base + Q_EMPTY, item);
-        mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
-        load_panels<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, full, f.q_begin + f.first_row, f.head,
+        const q_stages to = q_ring(base);
+        const uint32_t full = to.full(item);
+        to.wait_empty(item);
+        mbarrier_arrive_expect_tx(full, Q_PANELS * panels<BLOCK_M>::BYTES);
+        load_panels<Q_PANELS, BLOCK_M>(to.tile(item), &a.q_map, full, f.q_begin + f.first_row, f.head,
                                        VARLEN ? 0 : f.batch);
     }
     __device__ __forceinline__ void set_source(int which, const void *at) {
@@ -453,8 +461,8 @@ struct producer {
         if (a.picks)
             griddepcontrol_wait();                 /* the stream goes on when both kernels have ended */
         for (int n = 0; n < STAGES; n++, step++) { /* nobody ends before its copies have landed */
-            wait_empty<STAGES>(base + K_EMPTY, step);
-            wait_empty<STAGES>(base + V_EMPTY, step);
+            k_ring(base).wait_empty(step);
+            v_ring(base).wait_empty(step);
         }
     }
 };
@@ -472,7 +480,7 @@ struct consumer : row_owner {
     /* The words of the columns 8 group + 2 (lane % 4), + 1 of the stage. */
     __device__ __forceinline__ void read_pair(uint32_t (&word)[2], uint32_t of_stages, int group) const {
         ld_shared_8(word[0], word[1],
-                    base + of_stages + stage_of<STAGES>(step) * BLOCK_N * 4 + group * 32 + threadIdx.x % 4 * 8);
+                    base + of_stages + k_stages::stage(step) * BLOCK_N * 4 + group * 32 + threadIdx.x % 4 * 8);
     }
     /* Scale, softcap, and the keys' biases. */
     __device__ __forceinline__ void finish_keyed() {
@@ -515,15 +523,15 @@ struct consumer : row_owner {
         if (word & STEP_PART)
             hide_unseen();
         __syncwarp(); /* the stage's words are read */
-        release<STAGES>(base + K_EMPTY, step);
+        k_ring(base).release(step);
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
         step++;
     }
 
     /* Waits for K of a step; its word. */
     __device__ __forceinline__ int next_step() {
-        wait_full<STAGES>(base + K_FULL, step);
-        return uniform((int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step)));
+        k_ring(base).wait_full(step);
+        return uniform((int)ld_shared_4(step_word(base, step)));
     }
 
     /* O of the item; false when none of its rows sees a key. */
@@ -543,7 +551,7 @@ struct consumer : row_owner {
 #pragma unroll 1
         while (word & STEP_MORE) {
             word = next_step();
-            wait_full<STAGES>(base + V_FULL, step - 1);
+            v_ring(base).wait_full(step - 1);
             fence_proxy_async();
             take_turn();
             wgmma_fence();
@@ -554,16 +562,16 @@ struct consumer : row_owner {
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
-            release<STAGES>(base + V_EMPTY, step - 1);
+            v_ring(base).release(step - 1);
             scores_to_p(word, true);
         }
-        wait_full<STAGES>(base + V_FULL, step - 1);
+        v_ring(base).wait_full(step - 1);
         fence_proxy_async();
         wgmma_fence();
         multiply_pv(add);
         wgmma_commit_group();
         wgmma_wait_group<0>(o);
-        release<STAGES>(base + V_EMPTY, step - 1);
+        v_ring(base).release(step - 1);
         return true;
     }
 
@@ -571,24 +579,24 @@ struct consumer : row_owner {
         if (TURNS && warpgroup == WARPGROUPS - 1)
             pass_turn();
         for (;; item++) {
-            wait_full<2>(base + WORK_FULL, item);
+            work_ring(base).wait_full(item);
             if (facts().first_row < 0)
                 break;
             rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
-            wait_full<Q_STAGES>(base + Q_FULL, item);
+            q_ring(base).wait_full(item);
             const bool computed = compute();
             if (!computed)
                 sinks.read(a.in, facts(), local_row());
             const struct item_facts f = facts();
             __syncwarp();
-            release<2>(base + WORK_EMPTY, item);
+            work_ring(base).release(item);
             float inverse[2];
             finish_rows(a.in, f, rows, sinks, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-            store_rows(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
+            store_rows(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
             fence_proxy_async(); /* TMA writes there next */
             __syncwarp();
-            release<Q_STAGES>(base + Q_EMPTY, item);
+            q_ring(base).release(item);
         }
         if (TURNS && warpgroup == 0)
             take_turn(); /* nobody leaves an arrival behind */

@@ -7,6 +7,7 @@
 #ifndef FDM_HOPPER_GRADIENTS_CUH
 #define FDM_HOPPER_GRADIENTS_CUH
 
+#include "cuda/panels.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
@@ -199,7 +200,7 @@ __device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t ti
 /* Where a lane's row of matrices of a tile of bias begins, of rows 0-15: as it leaves dS. */
 __device__ __forceinline__ uint32_t bias_address(uint32_t tile, int lane) {
     const int row = lane / 16 * 8 + lane % 8, chunk = (int)tid_x_reread() / 32 % 4 * 2 + lane / 8 % 2;
-    return tile + row * 128 + ((chunk ^ (row & 7)) << 4);
+    return panels<BLOCK_M>{tile}.panel_chunk(row, chunk);
 }
 
 /* KEYED: rows of a tile from row `row` on that see the thread's keys. */
@@ -325,12 +326,12 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float
         s[i] = ex2_approx(s[i]);
 }
 
-/* Rows of a tile in panels of `rows` rows that are `gone` become 0, by `threads` threads, which meet before products
- * read it. */
-template <int panels, int rows, int threads, class predicate>
+/* Rows of a tile of `count` panels of `rows` rows that are `gone` become 0, by `threads` threads, which meet before
+ * products read it. */
+template <int count, int rows, int threads, class predicate>
 __device__ __forceinline__ void clear_tile(uint32_t tile, int thread, predicate gone) {
 #pragma unroll 1
-    for (int n = thread; n < rows * 8 * panels; n += threads)
+    for (int n = thread; n < rows * 8 * count; n += threads)
         if (gone(n / 8 % rows))
             st_shared_16(tile + n * 16, 0, 0, 0, 0);
     fence_proxy_async();
@@ -338,9 +339,9 @@ __device__ __forceinline__ void clear_tile(uint32_t tile, int thread, predicate 
 
 /* Whether a row of a tile sees no key; lse: that of its first row. */
 __device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
-template <int panels, int threads>
+template <int count, int threads>
 __device__ __forceinline__ void clear_empty_rows(uint32_t tile, int thread, uint32_t lse) {
-    clear_tile<panels, BLOCK_M, threads>(tile, thread, [lse](int row) { return is_empty_row(lse, row); });
+    clear_tile<count, BLOCK_M, threads>(tile, thread, [lse](int row) { return is_empty_row(lse, row); });
 }
 
 /* Sums that products are added to: they are set before a loop whose last product is in flight at its end, or the
@@ -369,8 +370,8 @@ __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, i
             const int at = 4 * i + 2 * e;
             word[e] = computed ? pack(x[at] * factor, x[at + 1] * factor) : 0;
         }
-        stmatrix_x4(tile + i / 8 * tile_rows * 128 + own_row * 128 + (((i % 8 + lane / 16) ^ (own_row & 7)) << 4),
-                    word);
+        stmatrix_x4(
+            panels<tile_rows>{tile}.panel(i / 8).rows(own_row).at + (((i % 8 + lane / 16) ^ (own_row & 7)) << 4), word);
     }
     __syncwarp();
     constexpr int chunks = columns / 8;
@@ -378,7 +379,7 @@ __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, i
     for (int n = lane; n < 16 * chunks; n += 32) {
         const int r = n / chunks, chunk = n % chunks, rest = head_dim - chunk * 8, row = warp_row + r;
         uint32_t word[4];
-        ld_shared_16(word, tile + chunk / 8 * tile_rows * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
+        ld_shared_16(word, panels<tile_rows>{tile}.chunk(row, chunk));
         const int place = spoiled >> r & 1 ? count : scattered ? numbers[r] : r;
         char *at = to + place * row_bytes + chunk * 16;
         if (place < count && rest >= 8)

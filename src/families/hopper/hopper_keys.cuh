@@ -140,8 +140,8 @@ __device__ __forceinline__ void gather_rows(uint32_t to, const struct gpu_matrix
     for (int n = threadIdx.x % threads; n < BLOCK_N * chunks; n += threads) {
         const int row = n / chunks, chunk = n % chunks, key = key_number(a, k, row);
         const int bytes = key < a.in.in.seqlen_k ? min(max(columns - chunk * 8, 0), 8) * 2 : 0;
-        cp_async_16_fill(to + chunk / 8 * BLOCK_N * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4),
-                         bytes ? head + key * from.row * 2 + chunk * 16 : head, bytes);
+        cp_async_16_fill(panels<BLOCK_N>{to}.chunk(row, chunk), bytes ? head + key * from.row * 2 + chunk * 16 : head,
+                         bytes);
     }
 }
 

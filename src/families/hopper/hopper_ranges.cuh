@@ -78,9 +78,7 @@ template <class params> struct range_writer {
         ld_shared_8(low, high, base + RANGE_SOURCES + which * 8);
         return (const type *)((uint64_t)high << 32 | low);
     }
-    __device__ __forceinline__ struct item_facts facts() const {
-        return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
-    }
+    __device__ __forceinline__ struct item_facts facts() const { return read_facts(work_ring(base).tile(item)); }
     __device__ __forceinline__ void begin_item(const struct item_facts &f) {
         const struct sequence s = find_sequence(a.in, f.batch);
         const struct gpu_intervals &i = a.in.intervals;
@@ -110,7 +108,7 @@ template <class params> struct range_writer {
     }
     /* Of the keys from `first` on, TOGETHER times 32, of a tile. */
     __device__ __forceinline__ void read_ranges(uint32_t (&ranges)[TOGETHER], int tile, int first) const {
-        const int seqlen_k = (int)ld_shared_4(base + WORK + stage_of<2>(item) * ITEM_BYTES + SEQLEN_K_PLACE);
+        const int seqlen_k = (int)ld_shared_4(work_ring(base).tile(item) + SEQLEN_K_PLACE);
 #pragma unroll
         for (int n = 0; n < TOGETHER; n++) {
             const int j = tile * BLOCK_N + first + n * 32 + (int)threadIdx.x % 32;
@@ -120,16 +118,14 @@ template <class params> struct range_writer {
     __device__ __forceinline__ void write_ranges(const uint32_t (&ranges)[TOGETHER], int first) const {
 #pragma unroll
         for (int n = 0; n < TOGETHER; n++)
-            st_shared_4(base + RANGE_OFFSET + stage_of<STAGES>(step) * RANGE_BYTES +
-                            range_offset(first + n * 32 + (int)threadIdx.x % 32),
-                        ranges[n]);
+            st_shared_4(ranges_of_step(base, step) + range_offset(first + n * 32 + (int)threadIdx.x % 32), ranges[n]);
     }
     /* word: the tile, and a bit for each warpgroup that does not see all of it. */
     __device__ __forceinline__ void write_step(uint32_t word, bool more) {
         uint32_t ranges[TOGETHER];
         if (word & STEP_ALL_LOOK)
             read_ranges(ranges, word & STEP_TILE, 0);
-        wait_empty<STAGES>(base + K_EMPTY, step);
+        k_ring(base).wait_empty(step);
         if (word & STEP_ALL_LOOK) {
             write_ranges(ranges, 0);
 #pragma unroll 1
@@ -139,9 +135,9 @@ template <class params> struct range_writer {
             }
         }
         if (threadIdx.x % 32 == 0)
-            st_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step), word | (more ? STEP_MORE : 0));
+            st_shared_4(step_word(base, step), word | (more ? STEP_MORE : 0));
         __syncwarp();
-        release<STAGES>(base + STEP_KNOWN, step++);
+        step_known(base).arrive_warp(step++);
     }
 
     /* An item whose rows see no key has a step, of its first tile. */
@@ -162,12 +158,12 @@ template <class params> struct range_writer {
     }
     __device__ __forceinline__ void run() {
         for (;; item++) {
-            wait_full<2>(base + WORK_FULL, item);
+            work_ring(base).wait_full(item);
             if (facts().first_row < 0)
                 return;
             run_item();
             __syncwarp(); /* all have read the item */
-            release<2>(base + WORK_EMPTY, item);
+            work_ring(base).release(item);
         }
     }
 };

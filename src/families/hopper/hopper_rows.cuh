@@ -84,12 +84,12 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
             const int at = 4 * i + 2 * e;
             word[e] = computed ? pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) : 0;
         }
-        stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
+        stmatrix_x4(panels<BLOCK_M>{tile}.panel(i / 8).panel_chunk(row, i % 8 + lane / 16), word);
     }
     __syncwarp();
     constexpr int chunks = HEAD_DIM_V / 8;
     const auto load = [&](uint32_t(&word)[4], int r, int chunk) {
-        ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
+        ld_shared_16(word, panels<BLOCK_M>{tile}.panel(chunk / 8).rows(warp_row + r).at + ((chunk % 8 ^ (r & 7)) << 4));
     };
     uint32_t spoiled = 0;
     if (redo && out_over_q(a)) {

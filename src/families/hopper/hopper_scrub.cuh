@@ -4,6 +4,7 @@
 #ifndef FDM_HOPPER_SCRUB_CUH
 #define FDM_HOPPER_SCRUB_CUH
 
+#include "cuda/panels.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/special.cuh"
 #include "gpu/finite.cuh"
@@ -14,24 +15,24 @@
 template <int columns, int rows, bool numbers>
 __device__ __forceinline__ uint32_t scrub_rows(uint32_t tile, int first, bool hidden) {
     const int thread = (int)tid_x_reread() % 128;
-    const uint32_t row = tile + (first + thread / 2) * 128 + thread % 2 * 64;
-    constexpr int panels = (columns + 63) / 64;
+    const panels<rows> row = {panels<rows>{tile}.rows(first + thread / 2).at + thread % 2 * 64};
+    constexpr int count = (columns + 63) / 64;
     uint32_t bad = 0;
 #pragma unroll 2
-    for (int n = 0; numbers && n < 4 * panels; n++) {
+    for (int n = 0; numbers && n < 4 * count; n++) {
         const int place = (n ^ thread / 2 % 4) % 4; /* lanes in different banks */
         uint32_t word[4];
         if (columns % 64 && n / 4 * 64 + ((thread % 2 * 4 + place) ^ thread / 2 % 8) * 8 >= columns)
             continue;
-        ld_shared_16(word, row + n / 4 * rows * 128 + place * 16);
+        ld_shared_16(word, row.panel(n / 4).at + place * 16);
         bad |= not_finite(word);
     }
     uint32_t votes = __ballot_sync(0xffffffff, bad);
     votes |= (votes & 0xaaaaaaaau) >> 1 | (votes & 0x55555555u) << 1;
     if (hidden || (votes >> thread % 32 & 1))
 #pragma unroll 1
-        for (int n = 0; n < 4 * panels; n++)
-            st_shared_16(row + n / 4 * rows * 128 + n % 4 * 16, 0, 0, 0, 0);
+        for (int n = 0; n < 4 * count; n++)
+            st_shared_16(row.panel(n / 4).at + n % 4 * 16, 0, 0, 0, 0);
     return votes;
 }
 

@@ -8,9 +8,9 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/ring.cuh"
 #include "families/hopper/hopper_keys.cuh"
-#include "families/hopper/hopper_load.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "gpu/turns.cuh"
 
 /* The first `count` of eight elements to global memory; at a multiple of 16 bytes. */
@@ -36,40 +36,40 @@ struct server {
     uint64_t visits = 0;            /* SERVER_TURNS, LISTED: who comes to the step's rows */
     int dbias_turn = 0;             /* DBIAS_TURNS: of the step */
 
-    template <int panels>
+    template <int count>
     __device__ __forceinline__ void load_keys(uint32_t to, const struct cuda_tensor_map &map, uint32_t full) const {
-        mbarrier_arrive_expect_tx(full, BLOCK_N * 128 * panels);
-        load_panels<panels, BLOCK_N>(to, &map, full, k.k_begin + k.first_key, k.kv_head, VARLEN ? 0 : k.batch);
+        mbarrier_arrive_expect_tx(full, key_panels::BYTES * count);
+        load_panels<count, BLOCK_N>(to, &map, full, k.k_begin + k.first_key, k.kv_head, VARLEN ? 0 : k.batch);
     }
     /* The keys lie scattered: by all threads, each of which arrives. */
     __device__ __forceinline__ void gather_keys() {
         const struct gpu_forward_params &in = a.in.in;
         gather_rows<HEAD_DIM / 8>(base, in.k, in.head_dim, a, k);
-        cp_async_mbarrier_arrive_noinc(base + K_FULL);
+        cp_async_mbarrier_arrive_noinc(k_full(base).at);
         gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, in.v, in.head_dim_v, a, k);
-        cp_async_mbarrier_arrive_noinc(base + V_FULL);
+        cp_async_mbarrier_arrive_noinc(v_full(base).at);
     }
     /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
     __device__ __forceinline__ void load_step(int step) {
-        const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
-        const uint32_t dout_stage = stage_of<DOUT_STAGES>(step - DOUT_LAG);
+        const uint32_t stage = stage_barriers<STAGES>::stage(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
+        const uint32_t dout_stage = stage_barriers<DOUT_STAGES>::stage(step - DOUT_LAG);
         const uint32_t dout_rows = base + ROWS_OFFSET + dout_stage * BLOCK_M * 8;
-        const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * dout_stage;
+        const uint32_t q_there = q_full(base).at + 8 * stage, dout_there = dout_full(base).at + 8 * dout_stage;
         const struct step_rows of_dout = DOUT_LAG ? dout_loaded : loaded;
         const int64_t place = loaded.place(a, k.batch), dout_place = of_dout.place(a, k.batch);
         if (DOUT_LAG == 0 || step < k.steps) {
-            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
-            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full,
+            mbarrier_arrive_expect_tx(q_there, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
+            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_there,
                                          k.q_begin + loaded.tile * BLOCK_M, loaded.head, VARLEN ? 0 : k.batch);
-            cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+            cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_there);
             if (BIAS)
-                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
+                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_there);
         }
         if (step >= DOUT_LAG) {
-            mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-            load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + dout_stage * DOUT_BYTES, &a.dout_map, dout_full,
+            mbarrier_arrive_expect_tx(dout_there, DOUT_BYTES + BLOCK_M * 4);
+            load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + dout_stage * DOUT_BYTES, &a.dout_map, dout_there,
                                            k.q_begin + of_dout.tile * BLOCK_M, of_dout.head, VARLEN ? 0 : k.batch);
-            cp_async_bulk(dout_rows + BLOCK_M * 4, a.in.delta_rows + dout_place, BLOCK_M * 4, dout_full);
+            cp_async_bulk(dout_rows + BLOCK_M * 4, a.in.delta_rows + dout_place, BLOCK_M * 4, dout_there);
             if (DOUT_LAG)
                 dout_loaded.advance(k);
         }
@@ -80,37 +80,37 @@ struct server {
     __device__ __forceinline__ void load_scores() {
         const struct gpu_forward_params &in = a.in.in;
         const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, scored.tile);
+        const uint32_t full = score_ring(base).full(0); /* there is one stage */
         if (BIAS_TILE || masked) {
-            wait_empty<1>(base + SCORE_EMPTY, scores++);
-            mbarrier_arrive_expect_tx(base + SCORE_FULL, BIAS_TILE_BYTES + (masked ? MASK_TILE_BYTES : 0));
+            score_ring(base).wait_empty(scores++);
+            mbarrier_arrive_expect_tx(full, BIAS_TILE_BYTES + (masked ? MASK_TILE_BYTES : 0));
         }
         if (BIAS_TILE)
 #pragma unroll
-            for (int panel = 0; panel < WARPGROUPS; panel++)
-                cp_async_bulk_tensor_4d(base + BIAS_OFFSET + panel * BLOCK_M * 128, &a.bias_map, base + SCORE_FULL,
-                                        k.first_key + panel * 64, scored.tile * BLOCK_M, scored.head / in.bias.group,
+            for (int n = 0; n < WARPGROUPS; n++)
+                cp_async_bulk_tensor_4d(row_panels{base + BIAS_OFFSET}.panel(n).at, &a.bias_map, full,
+                                        k.first_key + n * 64, scored.tile * BLOCK_M, scored.head / in.bias.group,
                                         in.bias.batch ? k.batch : 0);
         if (masked)
-            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, base + SCORE_FULL, k.first_key,
-                                    scored.tile * BLOCK_M, scored.head / in.mask.group, in.mask.batch ? k.batch : 0);
+            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, full, k.first_key, scored.tile * BLOCK_M,
+                                    scored.head / in.mask.group, in.mask.batch ? k.batch : 0);
         scored.advance(k);
     }
 
     /* The gradient of the bias from dS of a step: eight keys of a row at a time. */
     __device__ __forceinline__ void add_dbias(int step) {
         const struct gpu_forward_params &in = a.in.in;
-        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
         const int chunk = threadIdx.x % (BLOCK_N / 8), key = k.first_key + chunk * 8, count = min(in.seqlen_k - key, 8);
         const int64_t head = added.head / in.bias.group;
         const int first = added.tile * BLOCK_M;
-        const uint32_t from = ds + chunk / 8 * BLOCK_M * 128;
+        const row_panels from = ds_of(base, step).panel(chunk / 8);
         char *direct = (char *)a.in.dbias.data + (k.batch * a.in.dbias.batch + head * a.in.dbias.head + key) * 2;
 #pragma unroll 2
         for (int row = threadIdx.x % 128 / (BLOCK_N / 8); row < BLOCK_M; row += 128 / (BLOCK_N / 8)) {
             uint32_t word[4];
             if (first + row >= in.seqlen_q || count <= 0)
                 break;
-            ld_shared_16(word, from + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
+            ld_shared_16(word, from.panel_chunk(row, chunk % 8));
             store_words(direct + (first + row) * a.in.dbias.row * 2, word, count);
         }
         __syncwarp(); /* all lanes have read */
@@ -124,7 +124,8 @@ struct server {
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
      * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. */
     template <int columns, int first> __device__ __forceinline__ void add_columns(int step) {
-        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
+        const row_panels ds = ds_of(base, step);
+        const key_panels keys = key_panels{base}.panel(first / 64);
         constexpr bool under_product = DBIAS_TILE && columns <= 64; /* else registers are short */
         if (DBIAS_TILE && !under_product && first == 0)
             add_dbias(step);
@@ -132,8 +133,7 @@ struct server {
         wgmma_fence();
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 16; n++)
-            wgmma_m64k16<F16, 1>(dq, wgmma_descriptor(ds + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
-                                 wgmma_descriptor(base + first / 64 * BLOCK_N * 128 + n * 2048, BLOCK_N * 128), n > 0);
+            wgmma_m64k16<F16, 1>(dq, by_columns(ds, n), by_rows(keys, n), n > 0);
         wgmma_commit_group();
         if (under_product && first + columns == HEAD_DIM)
             add_dbias(step);
@@ -149,10 +149,10 @@ struct server {
             hand_on_dbias();
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
-            release<DS_STAGES>(base + DS_EMPTY, step);
+            ds_ring(base).release(step);
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
         if (APART) /* the step before has added what lies there */
-            wait_empty<1>(base + DQ_EMPTY + first / columns * 8, step);
+            dq_empty(base, first / columns).wait_before(step);
         else if (lane == 0)
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
         __syncwarp();
@@ -163,7 +163,7 @@ struct server {
         fence_proxy_async();
         __syncwarp();
         if (APART) {
-            release<ADDER_STEPS>(base + DQ_FULL + first / columns * ADDER_STEPS * 8, step);
+            dq_full(base, first / columns).arrive_warp(step);
         } else if (lane == 0) {
             if (SERVER_TURNS && first == 0) {
                 while (seen != own_turn)
@@ -211,7 +211,7 @@ struct server {
         dbias_turn = heads_before();
         if (threadIdx.x % 32 == 0) {
             await_turn(dbias_semaphore(), dbias_turn);
-            mbarrier_arrive(base + TURN_FULL);
+            turn_full(base).arrive(0);
         }
         __syncwarp();
     }
@@ -236,11 +236,11 @@ struct server {
         if (threadIdx.x % 128 == 0) {
             int step = 0;
             if (!GATHER)
-                load_keys<PANELS>(base, a.k_map, base + K_FULL);
+                load_keys<PANELS>(base, a.k_map, k_full(base).at);
             if (k.steps > 0) /* what the first product reads comes first */
                 load_step(step++);
             if (!GATHER)
-                load_keys<PANELS_V>(base + V_OFFSET, a.v_map, base + V_FULL);
+                load_keys<PANELS_V>(base + V_OFFSET, a.v_map, v_full(base).at);
             for (; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
             if (SCORED && k.steps > 0)
@@ -249,7 +249,7 @@ struct server {
         __syncwarp();
         if (GATHER)
             gather_keys();
-        wait_full<1>(base + K_FULL, 0);
+        k_full(base).wait(0);
         if (GATHER)
             fence_proxy_async();
 #pragma unroll 1
@@ -265,7 +265,7 @@ struct server {
                 seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
             if (SERVER_TURNS && LISTED)
                 visits = *visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
-            wait_full<DS_STAGES>(base + DS_FULL, step);
+            ds_ring(base).wait_full(step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
             __syncwarp();
@@ -274,7 +274,7 @@ struct server {
                     add_dbias(step);
                 if (DBIAS_TURNS)
                     hand_on_dbias();
-                release<DS_STAGES>(base + DS_EMPTY, step);
+                ds_ring(base).release(step);
             } else if (HALVES == 2) {
                 add_columns<64, 0>(step);
                 add_columns<64, 64>(step);

@@ -10,6 +10,7 @@
 #define FDM_HOPPER_SOFTMAX_CUH
 
 #include "cuda/exp2.cuh"
+#include "cuda/panels.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "gpu/convert.cuh"
@@ -44,7 +45,7 @@ template <int element> __device__ __forceinline__ float exp2_of(float x) {
 template <int bytes> __device__ __forceinline__ uint32_t staged_address(uint32_t tile, int row, int group) {
     constexpr int columns = 128 / bytes; /* of a panel */
     const int column = group * 8 % columns + threadIdx.x % 4 * 2, at = column * bytes;
-    return tile + group * 8 / columns * (BLOCK_M * 128) + row * 128 + (((at >> 4) ^ (row & 7)) << 4) + (at & 15);
+    return panels<BLOCK_M>{tile}.panel(group * 8 / columns).panel_chunk(row, at >> 4) + (at & 15);
 }
 
 /* Scale, softcap and bias; with `masked` the mask. row: of the block tile, for half 0. */

@@ -21,8 +21,8 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "families/hopper/hopper_load.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "cuda/ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "families/hopper/hopper_wide.h"
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -59,16 +59,12 @@ constexpr struct hopper_backward_asks ASKS = {KEYED, MASK, BIAS != 0, BIAS != 0}
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
-    Q_FULL = KV_READ + 8,
-    Q_EMPTY = Q_FULL + 8 * STAGES,
-    DOUT_FULL = Q_EMPTY + 8 * STAGES,
-    DOUT_EMPTY = DOUT_FULL + 8 * STAGES,
-    P_FULL = DOUT_EMPTY + 8 * STAGES,
-    P_EMPTY = P_FULL + 8 * P_STAGES,
-    DOUT_CLEAR = P_EMPTY + 8 * P_STAGES,
-    SCORE_FULL = DOUT_CLEAR + 8 * STAGES,
-    SCORE_EMPTY = SCORE_FULL + 8,
-    COVERED = SCORE_EMPTY + 8, /* KEYED: note_covered() */
+    Q_RING = KV_READ + 8,
+    DOUT_RING = Q_RING + ring<STAGES>::BYTES,
+    P_RING = DOUT_RING + ring<STAGES>::BYTES,
+    DOUT_CLEAR = P_RING + ring<P_STAGES>::BYTES,
+    SCORE_RING = DOUT_CLEAR + stage_barriers<STAGES>::BYTES,
+    COVERED = SCORE_RING + ring<1>::BYTES, /* KEYED: note_covered() */
     END = COVERED + (KEYED ? 32 : 0)
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
@@ -76,6 +72,26 @@ static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + hopper_backward_spare_bytes(
                   hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, ASKS),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
+
+/* What lies there, of the shared memory from `base` on. */
+typedef ring<STAGES, Q_BYTES> q_stages;
+typedef ring<STAGES, DOUT_BYTES> dout_stages;
+typedef ring<P_STAGES, P_BYTES> p_stages;
+typedef panels<64> tile_panels; /* of rows or keys */
+__device__ __forceinline__ stage_barriers<1> kv_full(uint32_t base) { return {base + KV_FULL}; }
+__device__ __forceinline__ stage_barriers<1> kv_read(uint32_t base) { return {base + KV_READ}; }
+__device__ __forceinline__ q_stages q_ring(uint32_t base) { return {base + Q_RING, base + Q_OFFSET}; }
+__device__ __forceinline__ dout_stages dout_ring(uint32_t base) { return {base + DOUT_RING, base + DOUT_OFFSET}; }
+__device__ __forceinline__ p_stages p_ring(uint32_t base) { return {base + P_RING, base + P_OFFSET}; }
+__device__ __forceinline__ stage_barriers<STAGES> dout_clear(uint32_t base) { return {base + DOUT_CLEAR}; }
+__device__ __forceinline__ ring<1> score_ring(uint32_t base) { return {base + SCORE_RING, base + BIAS_OFFSET}; }
+/* Of the rows of a step; delta follows lse. */
+__device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
+    return base + ROWS_OFFSET + q_stages::stage(step) * BLOCK_M * 8;
+}
+__device__ __forceinline__ uint32_t low_of(uint32_t base, int step) {
+    return base + LOW_OFFSET + q_stages::stage(step) * BLOCK_M * 4;
+}
 
 /* ---- producer ---- */
 
@@ -88,27 +104,29 @@ struct producer {
     __device__ __forceinline__ void load_scores(const struct step_rows &rows) {
         const struct gpu_forward_params &in = a.in.in;
         const bool masked = MASK && hides_part(base + SEEN_OFFSET, rows.tile);
+        const uint32_t full = score_ring(base).full(0); /* there is one stage */
         if (BIAS || masked) {
-            wait_empty<1>(base + SCORE_EMPTY, scores++);
-            mbarrier_arrive_expect_tx(base + SCORE_FULL, BIAS_BYTES_LOADED + (masked ? MASK_BYTES_LOADED : 0));
+            score_ring(base).wait_empty(scores++);
+            mbarrier_arrive_expect_tx(full, BIAS_BYTES_LOADED + (masked ? MASK_BYTES_LOADED : 0));
         }
         if (BIAS)
-            cp_async_bulk_tensor_4d(base + BIAS_OFFSET, &a.bias_map, base + SCORE_FULL, k.first_key,
-                                    rows.tile * BLOCK_M, rows.head / in.bias.group, in.bias.batch ? k.batch : 0);
+            cp_async_bulk_tensor_4d(base + BIAS_OFFSET, &a.bias_map, full, k.first_key, rows.tile * BLOCK_M,
+                                    rows.head / in.bias.group, in.bias.batch ? k.batch : 0);
         if (masked)
-            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, base + SCORE_FULL, k.first_key / 128 * 128,
-                                    rows.tile * BLOCK_M, rows.head / in.mask.group, in.mask.batch ? k.batch : 0);
+            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, full, k.first_key / 128 * 128, rows.tile * BLOCK_M,
+                                    rows.head / in.mask.group, in.mask.batch ? k.batch : 0);
     }
 
     __device__ __forceinline__ void load_keys() {
+        const uint32_t full = kv_full(base).at;
         if (are_sorted(a)) { /* gather_keys() */
-            mbarrier_arrive(base + KV_FULL);
+            mbarrier_arrive(full);
             return;
         }
-        mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
+        mbarrier_arrive_expect_tx(full, K_BYTES + V_BYTES);
         const int key = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
-        load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, key, k.kv_head, batch);
-        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, key, k.kv_head, batch);
+        load_panels<PANELS, 64>(base, &a.k_map, full, key, k.kv_head, batch);
+        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, full, key, k.kv_head, batch);
     }
 
     __device__ __forceinline__ void run() {
@@ -117,23 +135,23 @@ struct producer {
         struct step_rows rows = {k.first_head, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
-            const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
-            const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
+            const q_stages q = q_ring(base);
+            const dout_stages dout = dout_ring(base);
+            const uint32_t lse = lse_of(base, step), q_full = q.full(step), dout_full = dout.full(step);
             const int64_t place = rows.place(a, k.batch);
             const int row = k.q_begin + rows.tile * BLOCK_M;
-            wait_empty<STAGES>(base + Q_EMPTY, step);
+            q.wait_empty(step);
             mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
-            load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, rows.head, batch);
-            cp_async_bulk(to, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+            load_panels<PANELS, 64>(q.tile(step), &a.q_map, q_full, row, rows.head, batch);
+            cp_async_bulk(lse, a.in.lse_rows + place, BLOCK_M * 4, q_full);
             if (BIAS)
-                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
+                cp_async_bulk(low_of(base, step), a.in.low_rows + place, BLOCK_M * 4, q_full);
             if (SCORED)
                 load_scores(rows);
-            wait_empty<STAGES>(base + DOUT_EMPTY, step);
+            dout.wait_empty(step);
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-            load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, rows.head,
-                                      batch);
-            cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
+            load_panels<PANELS_V, 64>(dout.tile(step), &a.dout_map, dout_full, row, rows.head, batch);
+            cp_async_bulk(lse + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
             rows.advance(k);
         }
     }
@@ -141,19 +159,8 @@ struct producer {
 
 /* ---- consumers ---- */
 
-/* Where a step's Q and dO are. */
-__device__ __forceinline__ uint32_t q_of(uint32_t base, int step) {
-    return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
-}
-__device__ __forceinline__ uint32_t dout_of(uint32_t base, int step) {
-    return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
-}
-__device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
-    return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
-}
-
-template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse, int barrier) {
-    clear_empty_rows<panels, 128>(tile, (int)tid_x_reread() % 128, lse);
+template <int count> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse, int barrier) {
+    clear_empty_rows<count, 128>(tile, (int)tid_x_reread() % 128, lse);
     barrier_sync(barrier, 128);
 }
 
@@ -162,7 +169,7 @@ template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, 
 __device__ __forceinline__ void clear_ends(uint32_t base, int step) {
     const uint32_t lse = lse_of(base, step);
     if (VARLEN && is_empty_row(lse, BLOCK_M - 1))
-        clear_rows<PANELS>(q_of(base, step), lse, DV_BARRIER);
+        clear_rows<PANELS>(q_ring(base).tile(step), lse, DV_BARRIER);
 }
 /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times NaN
  * is not. So where a tile has such rows they become 0 in dO, by the warpgroup that reads it first, which tells the
@@ -170,14 +177,14 @@ __device__ __forceinline__ void clear_ends(uint32_t base, int step) {
 __device__ __forceinline__ bool clear_dout(uint32_t base, int step) {
     if (!EMPTY_ROWS)
         return false;
-    wait_full<STAGES>(base + Q_FULL, step); /* lse is there */
+    q_ring(base).wait_full(step); /* lse is there */
     const uint32_t lse = lse_of(base, step);
     const int lane = (int)tid_x_reread() % 32;
     const bool empty = __any_sync(0xffffffff, is_empty_row(lse, lane) | is_empty_row(lse, lane + 32));
     if (empty)
-        clear_rows<PANELS_V>(dout_of(base, step), lse, DK_BARRIER);
+        clear_rows<PANELS_V>(dout_ring(base).tile(step), lse, DK_BARRIER);
     __syncwarp();
-    release<STAGES>(base + DOUT_CLEAR, step);
+    dout_clear(base).arrive_warp(step);
     return empty;
 }
 
@@ -185,8 +192,7 @@ __device__ __forceinline__ bool clear_dout(uint32_t base, int step) {
 template <int columns> __device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
 #pragma unroll
     for (int n = 0; n < columns / 16; n++)
-        wgmma_m64k16<F16, 0>(scores, wgmma_descriptor(x + n / 4 * 64 * 128 + n % 4 * 32, 0),
-                             wgmma_descriptor(y + n / 4 * 64 * 128 + n % 4 * 32, 0), n > 0);
+        wgmma_m64k16<F16, 0>(scores, by_columns(tile_panels{x}, n), by_columns(tile_panels{y}, n), n > 0);
 }
 /* Rows of V that hold NaN or inf become 0: where they are seen delta is NaN, which dS takes from it. Those of K stay:
  * they are multiplied to scores alone, and scores of hidden pairs are replaced. */
@@ -198,15 +204,15 @@ __device__ __forceinline__ void scrub_values(uint32_t base) {
 /* Nobody reads K and V any more: dV and dK may take their place. */
 __device__ __forceinline__ void wait_read(uint32_t base) {
     __syncwarp();
-    release<1>(base + KV_READ, 0);
-    wait_full<1>(base + KV_READ, 0);
+    kv_read(base).arrive_warp(0);
+    kv_read(base).wait(0);
 }
 /* sum += operand y: 64 rows of y. */
 template <int columns>
 __device__ __forceinline__ void add_product(float (&sum)[columns / 2], const uint32_t (&operand)[4][4], uint32_t y) {
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        wgmma_m64k16<F16, 1>(sum, operand[n], wgmma_descriptor(y + n * 2048, 64 * 128), true);
+        wgmma_m64k16<F16, 1>(sum, operand[n], by_rows(tile_panels{y}, n), true);
 }
 __device__ __forceinline__ void make_operand(uint32_t (&operand)[4][4], const float (&x)[32]) {
 #pragma unroll
@@ -225,38 +231,37 @@ struct dv_maker {
     __device__ __forceinline__ void make_p(int step, int tile) {
         const bool masked = MASK && hides_part(base + SEEN_OFFSET, tile), scored = BIAS || masked;
         if (scored)
-            wait_full<1>(base + SCORE_FULL, scores);
+            score_ring(base).wait_full(scores);
         const float early[EARLY_ROWS] = {};
         scores_to_p(s, early, a, k.batch, k.first_key, tile * BLOCK_M,
-                    {lse_of(base, step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, base + KEYS_OFFSET,
-                     base + BIAS_OFFSET, base + MASK_OFFSET, masked, k.first_key % 128 - 64,
-                     base + COVERED + tid_x_reread() / 32 % 4 * 8});
+                    {lse_of(base, step), low_of(base, step), base + KEYS_OFFSET, base + BIAS_OFFSET, base + MASK_OFFSET,
+                     masked, k.first_key % 128 - 64, base + COVERED + tid_x_reread() / 32 % 4 * 8});
         if (scored) {
             __syncwarp();
-            release<1>(base + SCORE_EMPTY, scores++);
+            score_ring(base).release(scores++);
         }
     }
 
     __device__ __forceinline__ void pass_p(int step) {
-        const uint32_t to = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + tid_x_reread() % 128 * 16;
-        wait_empty<P_STAGES>(base + P_EMPTY, step);
+        const uint32_t to = p_ring(base).tile(step) + tid_x_reread() % 128 * 16;
+        p_ring(base).wait_empty(step);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             st_shared_16(to + i * 2048, __float_as_uint(s[4 * i]), __float_as_uint(s[4 * i + 1]),
                          __float_as_uint(s[4 * i + 2]), __float_as_uint(s[4 * i + 3]));
         __syncwarp();
-        release<P_STAGES>(base + P_FULL, step);
+        p_ring(base).full().arrive_warp(step);
     }
 
     __device__ __forceinline__ void run() {
         set_zero(dv);
-        wait_full<1>(base + KV_FULL, 0);
+        kv_full(base).wait(0);
         if (k.steps > 0) {
             int step = 0, tile = k.first_tile;
-            wait_full<STAGES>(base + Q_FULL, 0);
+            q_ring(base).wait_full(0);
             clear_ends(base, 0);
             wgmma_fence();
-            multiply_keys<HEAD_DIM>(s, base, q_of(base, 0));
+            multiply_keys<HEAD_DIM>(s, base, q_ring(base).tile(0));
             wgmma_commit_group();
             wgmma_wait_group<0>(s);
 #pragma unroll 1
@@ -267,24 +272,24 @@ struct dv_maker {
                        : tile + 1 < k.first_tile + k.tiles ? tile + 1
                                                            : k.first_tile; /* the code that was measured */
                 __syncwarp();
-                release<STAGES>(base + Q_EMPTY, step);
+                q_ring(base).release(step);
                 pass_p(step);
                 wgmma_wait_group<0>(dv);
                 if (step > 0)
-                    release<STAGES>(base + DOUT_EMPTY, step - 1);
+                    dout_ring(base).release(step - 1);
                 make_operand(p, s);
                 if (more)
-                    wait_full<STAGES>(base + Q_FULL, step + 1);
+                    q_ring(base).wait_full(step + 1);
                 if (more)
                     clear_ends(base, step + 1);
                 wgmma_fence();
                 if (more)
-                    multiply_keys<HEAD_DIM>(s, base, q_of(base, step + 1));
+                    multiply_keys<HEAD_DIM>(s, base, q_ring(base).tile(step + 1));
                 wgmma_commit_group();
-                wait_full<STAGES>(base + DOUT_FULL, step);
+                dout_ring(base).wait_full(step);
                 if (EMPTY_ROWS)
-                    wait_full<STAGES>(base + DOUT_CLEAR, step);
-                add_product<HEAD_DIM_V>(dv, p, dout_of(base, step));
+                    dout_clear(base).wait(step);
+                add_product<HEAD_DIM_V>(dv, p, dout_ring(base).tile(step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(s);
             } while (++step < k.steps);
@@ -307,12 +312,12 @@ struct dk_maker {
     /* dP to dS, in place. */
     __device__ __forceinline__ void make_ds(int step) {
         const uint32_t thread = tid_x_reread();
-        const uint32_t p = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + thread % 128 * 16;
+        const uint32_t p = p_ring(base).tile(step) + thread % 128 * 16;
         const uint32_t lse = lse_of(base, step) + thread % 4 * 8;
         const uint32_t delta = lse + BLOCK_M * 4;
-        wait_full<P_STAGES>(base + P_FULL, step);
+        p_ring(base).wait_full(step);
         if (SOFTCAP) /* lse is there, which P was made with */
-            wait_full<STAGES>(base + Q_FULL, step);
+            q_ring(base).wait_full(step);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             uint32_t weights[4], words[2], lse_words[2];
@@ -330,21 +335,21 @@ struct dk_maker {
             }
         }
         __syncwarp();
-        release<P_STAGES>(base + P_EMPTY, step);
-        release<STAGES>(base + DOUT_EMPTY, step);
+        p_ring(base).release(step);
+        dout_ring(base).release(step);
     }
 
     __device__ __forceinline__ void run() {
         set_zero(dk);
-        wait_full<1>(base + KV_FULL, 0);
+        kv_full(base).wait(0);
         if (SCRUB)
             scrub_values(base);
         if (k.steps > 0) {
             int step = 0;
-            wait_full<STAGES>(base + DOUT_FULL, 0);
+            dout_ring(base).wait_full(0);
             bool empty = clear_dout(base, 0);
             wgmma_fence();
-            multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, 0));
+            multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_ring(base).tile(0));
             wgmma_commit_group();
             wgmma_wait_group<0>(dp);
 #pragma unroll 1
@@ -354,21 +359,21 @@ struct dk_maker {
                 wgmma_wait_group<0>(dk);
                 if (step > 0) {
                     __syncwarp();
-                    release<STAGES>(base + Q_EMPTY, step - 1);
+                    q_ring(base).release(step - 1);
                 }
                 make_operand(ds, dp);
                 if (empty)
-                    clear_rows<PANELS>(q_of(base, step), lse_of(base, step), DK_BARRIER);
+                    clear_rows<PANELS>(q_ring(base).tile(step), lse_of(base, step), DK_BARRIER);
                 if (more)
-                    wait_full<STAGES>(base + DOUT_FULL, step + 1);
+                    dout_ring(base).wait_full(step + 1);
                 if (more)
                     empty = clear_dout(base, step + 1);
                 wgmma_fence();
                 if (more)
-                    multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, step + 1));
+                    multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_ring(base).tile(step + 1));
                 wgmma_commit_group();
-                wait_full<STAGES>(base + Q_FULL, step);
-                add_product<HEAD_DIM>(dk, ds, q_of(base, step));
+                q_ring(base).wait_full(step);
+                add_product<HEAD_DIM>(dk, ds, q_ring(base).tile(step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(dp);
             } while (++step < k.steps);
@@ -410,24 +415,18 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
 #endif
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0) {
-        mbarrier_init(base + KV_FULL, 1);
-        mbarrier_init(base + KV_READ, CONSUMER_WARPS);
+        kv_full(base).init(0, 1);
+        kv_read(base).init(0, CONSUMER_WARPS);
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(base + Q_FULL + 8 * i, 1);
-            mbarrier_init(base + Q_EMPTY + 8 * i, CONSUMER_WARPS);
-            mbarrier_init(base + DOUT_FULL + 8 * i, 1);
-            mbarrier_init(base + DOUT_EMPTY + 8 * i, CONSUMER_WARPS);
+            q_ring(base).init(i, 1, CONSUMER_WARPS);
+            dout_ring(base).init(i, 1, CONSUMER_WARPS);
             if (EMPTY_ROWS)
-                mbarrier_init(base + DOUT_CLEAR + 8 * i, 4);
+                dout_clear(base).init(i, 4);
         }
-        for (int i = 0; i < P_STAGES; i++) {
-            mbarrier_init(base + P_FULL + 8 * i, 4);
-            mbarrier_init(base + P_EMPTY + 8 * i, 4);
-        }
-        if (SCORED) {
-            mbarrier_init(base + SCORE_FULL, 1);
-            mbarrier_init(base + SCORE_EMPTY, 4);
-        }
+        for (int i = 0; i < P_STAGES; i++)
+            p_ring(base).init(i, 4, 4);
+        if (SCORED)
+            score_ring(base).init(0, 1, 4);
         fence_mbarrier_init();
     }
     if (LISTED) {

@@ -22,8 +22,8 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "families/hopper/hopper_load.cuh"
-#include "families/hopper/hopper_ring.cuh"
+#include "cuda/ring.cuh"
+#include "families/hopper/hopper_panels.cuh"
 #include "families/hopper/hopper_wide.h"
 #include "gpu/quad.cuh"
 
@@ -51,17 +51,24 @@ constexpr int K_OFFSET = Q_BYTES + DOUT_BYTES, V_OFFSET = K_OFFSET + STAGES * K_
 constexpr int SEEN_OFFSET = V_OFFSET + V_STAGES * V_BYTES, CONTROL = SEEN_OFFSET + (LISTED ? 3 * SEEN_WORDS * 4 : 0);
 enum {
     ROWS_FULL = CONTROL,
-    K_FULL = ROWS_FULL + 8,
-    K_EMPTY = K_FULL + 8 * STAGES,
-    V_FULL = K_EMPTY + 8 * STAGES,
-    V_EMPTY = V_FULL + 8 * V_STAGES,
-    END = V_EMPTY + 8 * V_STAGES
+    K_RING = ROWS_FULL + 8,
+    V_RING = K_RING + ring<STAGES>::BYTES,
+    END = V_RING + ring<V_STAGES>::BYTES
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 ==
                   hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {KEYED, MASK, BIAS != 0, BIAS != 0}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
+
+/* What lies there, of the shared memory from `base` on. */
+typedef ring<STAGES, K_BYTES> k_stages;
+typedef ring<V_STAGES, V_BYTES> v_stages;
+typedef panels<BLOCK_M> row_panels;
+typedef panels<BLOCK_N> key_panels;
+__device__ __forceinline__ stage_barriers<1> rows_full(uint32_t base) { return {base + ROWS_FULL}; }
+__device__ __forceinline__ k_stages k_ring(uint32_t base) { return {base + K_RING, base + K_OFFSET}; }
+__device__ __forceinline__ v_stages v_ring(uint32_t base) { return {base + V_RING, base + V_OFFSET}; }
 
 /* The rows of a block, and the tiles of keys that some of them see: first_tile .. last_tile - 1. */
 struct row_block {
@@ -166,9 +173,10 @@ __device__ __forceinline__ struct row_block find_steps(const struct hopper_backw
 __device__ __forceinline__ void produce_rows(const struct hopper_backward_params &a, const struct row_block &r,
                                              uint32_t base) {
     const int row = r.q_begin + r.first_row, batch = VARLEN ? 0 : r.batch;
-    mbarrier_arrive_expect_tx(base + ROWS_FULL, Q_BYTES + DOUT_BYTES);
-    load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, base + ROWS_FULL, row, r.head, batch);
-    load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, row, r.head, batch);
+    const uint32_t full = rows_full(base).at;
+    mbarrier_arrive_expect_tx(full, Q_BYTES + DOUT_BYTES);
+    load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, full, row, r.head, batch);
+    load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, full, row, r.head, batch);
 }
 
 /* The rows of K or V whose numbers lanes 0-15 of a warp have, to the warp's 16 rows of a tile: a lane a chunk. */
@@ -177,14 +185,14 @@ __device__ __forceinline__ void gather_keys(uint32_t tile, const struct gpu_matr
                                             int head, int seqlen_k, int key) {
     const int lane = (int)tid_x_reread() % 32, warp = (int)tid_x_reread() / 32;
     const char *of_head = row_address(from, batch, head, 0) + lane * 16;
-    const uint32_t to = tile + lane / 8 * BLOCK_N * 128 + warp * 16 * 128;
+    const key_panels to = key_panels{tile}.panel(lane / 8).rows(warp * 16);
 #pragma unroll 1
     for (int n = 0; n < 16; n++) {
         const int number = __shfl_sync(0xffffffff, key, n);
         const int bytes = number < seqlen_k ? min(max(columns - lane * 8, 0), 8) * 2 : 0;
         if (lane < chunks)
-            cp_async_16_fill(to + n * 128 + ((lane % 8 ^ (n & 7)) << 4),
-                             bytes ? of_head + number * from.row * 2 : from.data, (uint32_t)bytes);
+            cp_async_16_fill(to.panel_chunk(n, lane % 8), bytes ? of_head + number * from.row * 2 : from.data,
+                             (uint32_t)bytes);
     }
 }
 /* Sorted: by all threads of the warpgroup. */
@@ -197,14 +205,14 @@ __device__ __forceinline__ void produce_sorted(const struct hopper_backward_para
 #pragma unroll 1
     for (int step = 0; step < r.steps; step++) {
         const int key = *sorted_keys(a, r.batch, kv_head, tile * BLOCK_N + thread / 32 * 16 + thread % 16);
-        wait_empty<STAGES>(base + K_EMPTY, step);
-        gather_keys<HEAD_DIM / 8>(base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES, a.in.in.k, a.in.in.head_dim,
-                                  r.batch, kv_head, a.in.in.seqlen_k, key);
-        cp_async_mbarrier_arrive_noinc(base + K_FULL + 8 * stage_of<STAGES>(step));
-        wait_empty<V_STAGES>(base + V_EMPTY, step);
-        gather_keys<HEAD_DIM_V / 8>(base + V_OFFSET + stage_of<V_STAGES>(step) * V_BYTES, a.in.in.v, a.in.in.head_dim_v,
-                                    r.batch, kv_head, a.in.in.seqlen_k, key);
-        cp_async_mbarrier_arrive_noinc(base + V_FULL + 8 * stage_of<V_STAGES>(step));
+        k_ring(base).wait_empty(step);
+        gather_keys<HEAD_DIM / 8>(k_ring(base).tile(step), a.in.in.k, a.in.in.head_dim, r.batch, kv_head,
+                                  a.in.in.seqlen_k, key);
+        cp_async_mbarrier_arrive_noinc(k_ring(base).full(step));
+        v_ring(base).wait_empty(step);
+        gather_keys<HEAD_DIM_V / 8>(v_ring(base).tile(step), a.in.in.v, a.in.in.head_dim_v, r.batch, kv_head,
+                                    a.in.in.seqlen_k, key);
+        cp_async_mbarrier_arrive_noinc(v_ring(base).full(step));
         if (step + 1 < r.steps)
             tile = listed_after(base + SEEN_OFFSET, tile);
     }
@@ -219,16 +227,16 @@ __device__ __forceinline__ void produce(const struct hopper_backward_params &a, 
     for (int tile = r.first_tile, n = 0; LISTED ? n < r.steps : tile < r.last_tile; tile++, n++) {
         if (LISTED && n > 0)
             tile = listed_after(base + SEEN_OFFSET, tile - 1);
-        const uint32_t step = LISTED ? n : tile - r.first_tile, k = stage_of<STAGES>(step),
-                       v = stage_of<V_STAGES>(step);
-        wait_empty<STAGES>(base + K_EMPTY, step);
-        mbarrier_arrive_expect_tx(base + K_FULL + 8 * k, K_BYTES);
-        load_panels<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k,
-                                     r.k_begin + tile * BLOCK_N, kv_head, batch);
-        wait_empty<V_STAGES>(base + V_EMPTY, step);
-        mbarrier_arrive_expect_tx(base + V_FULL + 8 * v, V_BYTES);
-        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET + v * V_BYTES, &a.v_map, base + V_FULL + 8 * v,
-                                       r.k_begin + tile * BLOCK_N, kv_head, batch);
+        const uint32_t step = LISTED ? n : tile - r.first_tile;
+        const k_stages k = k_ring(base);
+        const v_stages v = v_ring(base);
+        k_ring(base).wait_empty(step);
+        mbarrier_arrive_expect_tx(k.full(step), K_BYTES);
+        load_panels<PANELS, BLOCK_N>(k.tile(step), &a.k_map, k.full(step), r.k_begin + tile * BLOCK_N, kv_head, batch);
+        v_ring(base).wait_empty(step);
+        mbarrier_arrive_expect_tx(v.full(step), V_BYTES);
+        load_panels<PANELS_V, BLOCK_N>(v.tile(step), &a.v_map, v.full(step), r.k_begin + tile * BLOCK_N, kv_head,
+                                       batch);
     }
 }
 
@@ -257,26 +265,25 @@ struct consumer {
     }
     /* S = Q K^T, dP = dO V^T */
     __device__ __forceinline__ void multiply_qk(int step) {
-        const uint32_t q = base + warpgroup * 64 * 128, k = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+        const row_panels q = row_panels{base}.rows(warpgroup * 64);
+        const key_panels k = {k_ring(base).tile(step)};
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 16; n++)
-            wgmma_m64k16<F16, 0>(s, wgmma_descriptor(q + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
-                                 wgmma_descriptor(k + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+            wgmma_m64k16<F16, 0>(s, by_columns(q, n), by_columns(k, n), n > 0);
     }
     __device__ __forceinline__ void multiply_dov(int step) {
-        const uint32_t dout = base + Q_BYTES + warpgroup * 64 * 128;
-        const uint32_t v = base + V_OFFSET + stage_of<V_STAGES>(step) * V_BYTES;
+        const row_panels dout = row_panels{base + Q_BYTES}.rows(warpgroup * 64);
+        const key_panels v = {v_ring(base).tile(step)};
 #pragma unroll
         for (int n = 0; n < HEAD_DIM_V / 16; n++)
-            wgmma_m64k16<F16, 0>(dp, wgmma_descriptor(dout + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
-                                 wgmma_descriptor(v + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+            wgmma_m64k16<F16, 0>(dp, by_columns(dout, n), by_columns(v, n), n > 0);
     }
     /* dQ += dS K */
     __device__ __forceinline__ void multiply_dsk(int step) {
-        const uint32_t k = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+        const key_panels k = {k_ring(base).tile(step)};
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 16; n++)
-            wgmma_m64k16<F16, 1>(dq, ds[n], wgmma_descriptor(k + n * 2048, BLOCK_N * 128), true);
+            wgmma_m64k16<F16, 1>(dq, ds[n], by_rows(k, n), true);
     }
 
     /* VARLEN: what follows the sequence's last key is another's, and may be NaN. Both warpgroups clear it. */
@@ -286,9 +293,9 @@ struct consumer {
         const auto gone = [count](int key) { return key >= count; };
         if (count >= BLOCK_N)
             return;
-        wait_full<V_STAGES>(base + V_FULL, step);
-        clear_tile<PANELS, BLOCK_N, 256>(base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES, thread, gone);
-        clear_tile<PANELS_V, BLOCK_N, 256>(base + V_OFFSET + stage_of<V_STAGES>(step) * V_BYTES, thread, gone);
+        v_ring(base).wait_full(step);
+        clear_tile<PANELS, BLOCK_N, 256>(k_ring(base).tile(step), thread, gone);
+        clear_tile<PANELS_V, BLOCK_N, 256>(v_ring(base).tile(step), thread, gone);
         barrier_sync(CONSUMERS_BARRIER, 256);
     }
 
@@ -476,12 +483,12 @@ struct consumer {
         const int steps = r.steps;
         read_rows();
         set_zero(dq);
-        wait_full<1>(base + ROWS_FULL, 0);
+        rows_full(base).wait(0);
         if (steps > 0) {
             int step = 0;
 #pragma unroll 1
             do {
-                wait_full<STAGES>(base + K_FULL, step);
+                k_ring(base).wait_full(step);
                 if (VARLEN)
                     clear_keys(step);
                 if (KEYED) /* copies of produce_sorted() */
@@ -489,7 +496,7 @@ struct consumer {
                 wgmma_fence();
                 multiply_qk(step);
                 wgmma_commit_group();
-                wait_full<V_STAGES>(base + V_FULL, step);
+                v_ring(base).wait_full(step);
                 if (KEYED)
                     fence_proxy_async();
                 multiply_dov(step);
@@ -500,14 +507,14 @@ struct consumer {
                 wgmma_wait_group<1>(dq);
                 if (step > 0) { /* its product with dS is complete */
                     __syncwarp();
-                    release<STAGES>(base + K_EMPTY, step - 1);
+                    k_ring(base).release(step - 1);
                 }
                 make_p(step);
                 if (BIAS)
                     read_delta();
                 wgmma_wait_group<0>(dp);
                 __syncwarp();
-                release<V_STAGES>(base + V_EMPTY, step);
+                v_ring(base).release(step);
                 make_ds();
                 if (DBIAS)
                     store_dbias(first_key_of(step));
@@ -547,16 +554,12 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     else if (MASK)
         list_masked_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
     if (threadIdx.x == 0) {
-        mbarrier_init(base + ROWS_FULL, 1);
+        rows_full(base).init(0, 1);
         const int loaders = are_sorted(a) ? 128 : 1;
-        for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(base + K_FULL + 8 * i, loaders);
-            mbarrier_init(base + K_EMPTY + 8 * i, CONSUMER_WARPS);
-        }
-        for (int i = 0; i < V_STAGES; i++) {
-            mbarrier_init(base + V_FULL + 8 * i, loaders);
-            mbarrier_init(base + V_EMPTY + 8 * i, CONSUMER_WARPS);
-        }
+        for (int i = 0; i < STAGES; i++)
+            k_ring(base).init(i, loaders, CONSUMER_WARPS);
+        for (int i = 0; i < V_STAGES; i++)
+            v_ring(base).init(i, loaders, CONSUMER_WARPS);
         fence_mbarrier_init();
     }
     __syncthreads();
