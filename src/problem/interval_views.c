@@ -120,7 +120,7 @@ fdm_status intervals_resolve(const fdm_tensors *t, fdm_problem *p, struct attent
 
 struct key_range row_ranges_cut(const struct row_ranges *r, struct key_range range) {
     struct key_range hull = {range.last, range.first};
-    if (!r->start)
+    if (!r->start || range.first >= range.last)
         return range;
     for (int32_t n = 0; n < r->count; n++) {
         const int64_t start = r->start[n * r->start_step], end = r->end[n * r->end_step];

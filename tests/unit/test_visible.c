@@ -63,6 +63,8 @@ static void draw_scene(struct scene *s) {
     s->problem.causal = draw(2);
     s->problem.window_left = draw(2) ? -1 : draw(80);
     s->problem.window_right = draw(3) ? -1 : draw(80);
+    if (draw(4) == 0) /* many more rows than keys: those before the first see none */
+        s->problem.seqlen_k = 1 + draw(8);
     s->attention = (struct attention){.problem = &s->problem};
     if (draw(2)) {
         const int dense = 1 + draw(20), by_row = draw(3) > 0;
@@ -138,7 +140,7 @@ static void check_block(const struct scene *s, int64_t kv_head, int64_t first, i
             key_walk_ahead(&walk);
         assert_in_range(keys.num_keys, 1, block_keys);
         for (int32_t k = 0; k < keys.num_keys; k++) {
-            assert_true(keys.key[k] > before);
+            assert_true(keys.key[k] > before && keys.key[k] < s->problem.seqlen_k);
             before = keys.key[k];
             int any = 0;
             for (int32_t lane = 0; lane < count; lane++) {

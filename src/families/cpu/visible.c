@@ -174,6 +174,8 @@ static struct row_ranges ranges_of_lane(const struct lane_block *block, int32_t 
 /* Narrows the walk to the keys between the first and the last that a lane's ranges hold. */
 static void cut_to_rows(struct key_walk *walk) {
     struct key_range hull = {walk->last, walk->next};
+    if (walk->next >= walk->last) /* the window leaves no key: the two may have changed places */
+        return;
     for (int32_t lane = 0; lane < walk->block->num_lanes; lane++) {
         const struct row_ranges ranges = ranges_of_lane(walk->block, lane);
         const struct key_range own = row_ranges_cut(&ranges, (struct key_range){walk->next, walk->last});
