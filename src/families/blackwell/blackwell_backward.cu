@@ -74,18 +74,16 @@ enum {
     RING = blackwell_backward_operand_bytes(HEAD_DIM, MAKES_DS),
     ROWS = RING + SLOTS * SLOT_BYTES,
     CONTROL = ROWS + ROW_STAGES * ROW_BYTES,
-    FULL = CONTROL,
-    EMPTY = FULL + 8 * SLOTS,
-    OWN_FULL = EMPTY + 8 * SLOTS,
+    SLOT_RING = CONTROL,
+    OWN_FULL = SLOT_RING + ring<SLOTS>::BYTES,
     S_FULL = OWN_FULL + 8,
     S_EMPTY = S_FULL + 8 * S_STAGES,
     P_FULL = S_EMPTY + 8,
     DP_FULL = P_FULL + 8 * S_STAGES,
     DS_FULL = DP_FULL + 8,
     SUMS_FULL = DS_FULL + 8,
-    ROWS_FULL = SUMS_FULL + 8,
-    ROWS_EMPTY = ROWS_FULL + 8 * ROW_STAGES,
-    CLEARED = ROWS_EMPTY + 8 * ROW_STAGES,
+    ROW_RING = SUMS_FULL + 8,
+    CLEARED = ROW_RING + ring<ROW_STAGES>::BYTES,
     TENSOR = CLEARED + 8, /* where tensor memory begins */
     ANSWER = (TENSOR + 8 + 15) / 16 * 16,
     BOARD = ANSWER + ANSWER_BYTES,
@@ -96,26 +94,36 @@ static_assert(CONTROL + BLACKWELL_BACKWARD_CONTROL_BYTES == blackwell_backward_s
               "the plan knows the bytes");
 enum { COMPUTE_WARPS = BLACKWELL_BACKWARD_COMPUTE_WARPS, MULTIPLY_WARP = COMPUTE_WARPS, LOAD_WARP, ITEM_WARP };
 
+/* What lies there, of the shared memory of this block or of the leader from `base` on. */
+__device__ __forceinline__ ring<SLOTS, SLOT_BYTES> slot_ring(uint32_t base) { return {base + SLOT_RING, base + RING}; }
+__device__ __forceinline__ ring<ROW_STAGES, ROW_BYTES> row_ring(uint32_t base) {
+    return {base + ROW_RING, base + ROWS};
+}
+__device__ __forceinline__ stage_barriers<1> own_full(uint32_t base) { return {base + OWN_FULL}; }
+__device__ __forceinline__ stage_barriers<S_STAGES> s_full(uint32_t base) { return {base + S_FULL}; }
+__device__ __forceinline__ stage_barriers<S_STAGES> s_empty(uint32_t base) { return {base + S_EMPTY}; }
+__device__ __forceinline__ stage_barriers<S_STAGES> p_full(uint32_t base) { return {base + P_FULL}; }
+__device__ __forceinline__ stage_barriers<1> dp_full(uint32_t base) { return {base + DP_FULL}; }
+__device__ __forceinline__ stage_barriers<1> ds_full(uint32_t base) { return {base + DS_FULL}; }
+__device__ __forceinline__ stage_barriers<1> sums_full(uint32_t base) { return {base + SUMS_FULL}; }
+__device__ __forceinline__ stage_barriers<1> clear_full(uint32_t base) { return {base + CLEARED}; }
+
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     constexpr int warps = 2 * COMPUTE_WARPS;
-    for (int i = 0; i < SLOTS; i++) {
-        mbarrier_init(base + FULL + 8 * i, 2);
-        mbarrier_init(base + EMPTY + 8 * i, 1);
-    }
+    for (int i = 0; i < SLOTS; i++)
+        slot_ring(base).init(i, 2, 1);
     for (int i = 0; i < S_STAGES; i++) {
-        mbarrier_init(base + S_FULL + 8 * i, 1);
-        mbarrier_init(base + P_FULL + 8 * i, warps);
+        s_full(base).init(i, 1);
+        p_full(base).init(i, warps);
     }
-    for (int i = 0; i < ROW_STAGES; i++) {
-        mbarrier_init(base + ROWS_FULL + 8 * i, 1);
-        mbarrier_init(base + ROWS_EMPTY + 8 * i, COMPUTE_WARPS);
-    }
-    mbarrier_init(base + OWN_FULL, 2);
-    mbarrier_init(base + S_EMPTY, warps);
-    mbarrier_init(base + DP_FULL, 1);
-    mbarrier_init(base + DS_FULL, warps);
-    mbarrier_init(base + SUMS_FULL, 1);
-    mbarrier_init(base + CLEARED, 1);
+    for (int i = 0; i < ROW_STAGES; i++)
+        row_ring(base).init(i, 1, COMPUTE_WARPS);
+    own_full(base).init(0, 2);
+    s_empty(base).init(0, warps);
+    dp_full(base).init(0, 1);
+    ds_full(base).init(0, warps);
+    sums_full(base).init(0, 1);
+    clear_full(base).init(0, 1);
     pair_scheduler::init_barriers(base + ANSWER);
     work_board<4>::init_barriers(base + BOARD, COMPUTE_WARPS + 2);
     fence_mbarrier_init();
@@ -212,23 +220,23 @@ struct loader {
     __device__ __forceinline__ void load_own(uint32_t to, const struct cuda_tensor_map *map) const {
 #pragma unroll 1
         for (int n = 0; n < 2 * PANELS; n++)
-            load_box(to + n * BOX_BYTES, OWN_KEYS, map, leader + OWN_FULL, n / 2 * 64, w.first_own + n % 2 * 64,
+            load_box(to + n * BOX_BYTES, OWN_KEYS, map, own_full(leader).at, n / 2 * 64, w.first_own + n % 2 * 64,
                      w.head);
     }
 
     /* The next slot, when it is free. All lanes have waited before it is filled: one that fell behind would miss the
      * phase. */
     __device__ __forceinline__ uint32_t take_slot() const {
-        slot.wait_empty(base + EMPTY);
+        slot_ring(base).wait_empty(slot);
         __syncwarp();
-        return base + RING + slot.index() * SLOT_BYTES;
+        return slot_ring(base).tile(slot);
     }
 
     /* This block's half of the rows of a tile, all columns. */
     __device__ __forceinline__ void load_transposed(const struct cuda_tensor_map *map, int tile, int head) {
 #pragma unroll 1
         for (int part = 0; part < OPERAND_SLOTS; part++, slot.next()) {
-            const uint32_t to = take_slot(), full = slot.barrier(leader + FULL);
+            const uint32_t to = take_slot(), full = slot_ring(leader).full(slot);
             if (lane == 0) {
                 mbarrier_arrive_expect_tx_remote(full, SLOT_BYTES);
                 for (int box = 0; box < 2; box++)
@@ -246,7 +254,8 @@ struct loader {
             const int length = OWN_KEYS ? w.at.seqlen_q : w.at.seqlen_k;
             const bool clear = CLEARS && (first < w.live || (VARLEN && first + slot_rows > length));
             const uint32_t to = take_slot();
-            const uint32_t full = clear ? mapa_shared(base + CLEARED, (uint32_t)rank) : slot.barrier(leader + FULL);
+            const uint32_t full =
+                clear ? mapa_shared(clear_full(base).at, (uint32_t)rank) : slot_ring(leader).full(slot);
             if (lane == 0) {
                 mbarrier_arrive_expect_tx_remote(full, SLOT_BYTES);
                 for (int box = 0; box < 2; box++)
@@ -261,7 +270,7 @@ struct loader {
     /* Rows before `live` and from `end` on of a slot that is being filled become 0: they are of another sequence, see
      * no key or are seen by no row. Their P and dS are 0, but 0 times NaN is not. */
     __device__ __forceinline__ void clear_rows(uint32_t to, int slot_rows, int live, int end) {
-        cleared.wait_full(base + CLEARED);
+        clear_full(base).wait(cleared);
         cleared.next();
 #pragma unroll 1
         for (int n = lane; n < SLOT_BYTES / 16; n += 32) {
@@ -272,16 +281,16 @@ struct loader {
         fence_proxy_async();
         __syncwarp();
         if (lane == 0)
-            mbarrier_arrive_cluster(slot.barrier(leader + FULL));
+            mbarrier_arrive_cluster(slot_ring(leader).full(slot));
     }
 
     /* lse, and beside dS delta, of the rows of a step. */
     __device__ __forceinline__ void load_rows(int step) {
-        const uint32_t to = base + ROWS + rows.index() * ROW_BYTES, full = rows.barrier(base + ROWS_FULL);
+        const uint32_t to = row_ring(base).tile(rows), full = row_ring(base).full(rows);
         const int64_t head = w.query_head(step), row = w.tile(step) * TILE;
         const int64_t at = VARLEN ? backward_begin(w.at.q_begin, w.at.batch, TILE) + head * a.in.rows + row
                                   : (w.at.batch * (int64_t)a.in.in.heads + head) * a.in.rows + row;
-        rows.wait_empty(base + ROWS_EMPTY);
+        row_ring(base).wait_empty(rows);
         rows.next();
         __syncwarp();
         if (lane == 0) {
@@ -313,11 +322,11 @@ struct loader {
         w = work;
         if (w.steps == 0)
             return;
-        own.wait_empty(base + SUMS_FULL); /* the products of the item before are complete */
+        sums_full(base).wait_before(own); /* the products of the item before are complete */
         own.next();
         __syncwarp();
         if (lane == 0) {
-            mbarrier_arrive_expect_tx_remote(leader + OWN_FULL, (1 + MAKES_DS) * OPERAND_BYTES);
+            mbarrier_arrive_expect_tx_remote(own_full(leader).at, (1 + MAKES_DS) * OPERAND_BYTES);
             load_own(base, OWN_KEYS ? &a.k_map : &a.q_map);
             if (MAKES_DS)
                 load_own(base + OPERAND_BYTES, OWN_KEYS ? &a.v_map : &a.dout_map);
@@ -327,7 +336,7 @@ struct loader {
     /* Commits that free slots arrive before the block ends. */
     __device__ __forceinline__ void drain() {
         for (int i = 0; i < SLOTS; i++, slot.next())
-            slot.wait_empty(base + EMPTY);
+            slot_ring(base).wait_empty(slot);
     }
 };
 
@@ -340,12 +349,12 @@ struct multiplier {
     ring_place<1> own, ds;
 
     __device__ __forceinline__ uint32_t take_slot() const {
-        slot.wait_full(base + FULL);
+        slot_ring(base).wait_full(slot);
         tcgen05_fence_after_thread_sync();
-        return base + RING + slot.index() * SLOT_BYTES;
+        return slot_ring(base).tile(slot);
     }
     __device__ __forceinline__ void release_slot() {
-        tcgen05_commit_multicast<2>(slot.barrier(base + EMPTY), BOTH_BLOCKS);
+        tcgen05_commit_multicast<2>(slot_ring(base).empty(slot), BOTH_BLOCKS);
         slot.next();
     }
     /* A tile of scores or dP: the own operand times a transposed one. */
@@ -380,33 +389,33 @@ struct multiplier {
 
     __device__ __forceinline__ void scores(int) {
         if (!MAKES_DV) /* else sum_p has waited for P, which took the place of the scores before */
-            s.wait_empty(base + S_EMPTY);
-        multiply_transposed(tensor + S_COLUMNS + s.index() * TILE, base);
-        tcgen05_commit_multicast<2>(s.barrier(base + S_FULL), BOTH_BLOCKS);
+            s_empty(base).wait_before(s);
+        multiply_transposed(tensor + S_COLUMNS + s.stage() * TILE, base);
+        tcgen05_commit_multicast<2>(s_full(base).barrier(s), BOTH_BLOCKS);
         s.next();
     }
     __device__ __forceinline__ void dp(int) {
         multiply_transposed(tensor + DP_COLUMNS, base + OPERAND_BYTES);
-        tcgen05_commit_multicast<2>(base + DP_FULL, BOTH_BLOCKS);
+        tcgen05_commit_multicast<2>(dp_full(base).at, BOTH_BLOCKS);
     }
     __device__ __forceinline__ void sum_ds(int step) {
-        ds.wait_full(base + DS_FULL);
+        ds_full(base).wait(ds);
         ds.next();
         multiply_straight(tensor + DS_SUMS, tensor + DP_COLUMNS, step > 0);
     }
     __device__ __forceinline__ void sum_p(int step) {
-        p.wait_full(base + P_FULL);
-        multiply_straight(tensor + P_SUMS, tensor + S_COLUMNS + p.index() * TILE, step > 0);
+        p_full(base).wait(p);
+        multiply_straight(tensor + P_SUMS, tensor + S_COLUMNS + p.stage() * TILE, step > 0);
         p.next();
     }
 
     /* The first product with P or dS waits until the sums of the item before have been read: computing warps read them
      * before they make P and dS of this item. */
     __device__ __forceinline__ void run(int steps) {
-        own.wait_full(base + OWN_FULL);
+        own_full(base).wait(own);
         own.next();
         in_order(*this, steps);
-        tcgen05_commit_multicast<2>(base + SUMS_FULL, BOTH_BLOCKS);
+        tcgen05_commit_multicast<2>(sums_full(base).at, BOTH_BLOCKS);
     }
 };
 
@@ -485,35 +494,35 @@ struct computer {
     }
 
     __device__ __forceinline__ void compute_step(int step) {
-        const uint32_t s_columns = tensor + S_COLUMNS + s.index() * TILE + half * 64;
-        const uint32_t step_rows = base + ROWS + rows.index() * ROW_BYTES + half * 256;
+        const uint32_t s_columns = tensor + S_COLUMNS + s.stage() * TILE + half * 64;
+        const uint32_t step_rows = row_ring(base).tile(rows) + half * 256;
         const int column = w.tile(step) * TILE + half * 64, begin = first - column, end = last - column;
-        s.wait_full(base + S_FULL);
+        s_full(base).wait(s);
         tcgen05_fence_after_thread_sync();
         tcgen05_ld_32x32b(p, s_columns);
         tcgen05_wait_ld(p);
         if (!MAKES_DV)
-            arrive_warp_at_leader(base + S_EMPTY);
+            arrive_warp_at_leader(s_empty(base).at);
         if (OWN_KEYS)
-            rows.wait_full(base + ROWS_FULL);
+            row_ring(base).wait_full(rows);
         if (__any_sync(0xffffffff, begin > 0 || end < 64))
             make_p<true>(s_columns, step_rows, begin, end);
         else
             make_p<false>(s_columns, step_rows, begin, end);
         if (MAKES_DV) {
             tcgen05_wait_st();
-            arrive_warp_at_leader(s.barrier(base + P_FULL));
+            arrive_warp_at_leader(p_full(base).barrier(s));
         }
         s.next();
         if (MAKES_DS) {
-            dp.wait_full(base + DP_FULL);
+            dp_full(base).wait(dp);
             dp.next();
             tcgen05_fence_after_thread_sync();
             make_ds(step_rows + TILE * 4);
-            arrive_warp_at_leader(base + DS_FULL);
+            arrive_warp_at_leader(ds_full(base).at);
         }
         if (OWN_KEYS) {
-            arrive_warp(rows.barrier(base + ROWS_EMPTY));
+            arrive_warp(row_ring(base).empty(rows));
             rows.next();
         }
     }
@@ -578,7 +587,7 @@ struct computer {
         for (int step = 0; step < w.steps; step++)
             compute_step(step);
         if (w.steps > 0) {
-            sums.wait_full(base + SUMS_FULL);
+            sums_full(base).wait(sums);
             sums.next();
             tcgen05_fence_after_thread_sync();
         }

@@ -64,11 +64,9 @@ constexpr int FACTOR_SLOTS = 2, WORDS = 12;
 constexpr int CHUNK = 32 / Q_TILES; /* columns of O that a thread of the correction has in registers */
 typedef work_board<WORDS> item_board;
 enum {
-    FULL = CONTROL,
-    EMPTY = FULL + 8 * SLOTS,
-    Q_FULL = EMPTY + 8 * SLOTS,
-    Q_EMPTY = Q_FULL + 8,
-    TAIL_FULL = Q_EMPTY + 8,
+    SLOT_RING = CONTROL,
+    Q_RING = SLOT_RING + ring<SLOTS>::BYTES,
+    TAIL_FULL = Q_RING + ring<1>::BYTES,
     S_FULL = TAIL_FULL + 8,
     P_FULL = S_FULL + 16,
     O_FULL = P_FULL + 16,
@@ -88,14 +86,19 @@ static_assert(O_COLUMN + Q_TILES * HEAD_DIM_V <= BLACKWELL_COLUMNS, "sums fit be
 static_assert(Q_TILES == 1 || (MAXIMA_BARE && !MASK), "registers hold rows of two query tiles");
 static_assert(SLOTS >= 2 * (K_SLOTS + V_SLOTS), "two steps are in flight");
 
+/* What lies there, of the shared memory from `base` on. */
+__device__ __forceinline__ ring<SLOTS, SLOT_BYTES> slot_ring(uint32_t base) { return {base + SLOT_RING, base + RING}; }
+__device__ __forceinline__ ring<1> q_ring(uint32_t base) { return {base + Q_RING, base}; }
+__device__ __forceinline__ stage_barriers<1> tail_full(uint32_t base) { return {base + TAIL_FULL}; }
+/* Of a query tile: for even and odd steps. */
+__device__ __forceinline__ stage_barriers<2> o_full(uint32_t base, int tile) { return {base + O_FULL + 16 * tile}; }
+__device__ __forceinline__ stage_barriers<2> o_ready(uint32_t base, int tile) { return {base + O_READY + 16 * tile}; }
+
 __device__ __forceinline__ void init_barriers(uint32_t base, uint32_t rank) {
-    for (int i = 0; i < SLOTS; i++) {
-        mbarrier_init(base + FULL + 8 * i, PAIR);
-        mbarrier_init(base + EMPTY + 8 * i, 1);
-    }
-    mbarrier_init(base + Q_FULL, PAIR);
-    mbarrier_init(base + Q_EMPTY, 1);
-    mbarrier_init(base + TAIL_FULL, 1);
+    for (int i = 0; i < SLOTS; i++)
+        slot_ring(base).init(i, PAIR, 1);
+    q_ring(base).init(0, PAIR, 1);
+    tail_full(base).init(0, 1);
     for (int i = 0; i < 2; i++) {
         mbarrier_init(base + S_FULL + 8 * i, 1);
         mbarrier_init(base + P_FULL + 8 * i, 4 * PAIR);
@@ -209,8 +212,8 @@ struct loader {
 
     __device__ __forceinline__ void load_q(const struct item_facts &f) {
         if (first_lane()) {
-            const uint32_t full = mapa_shared(base + Q_FULL, LEADER);
-            q.wait_empty(base + Q_EMPTY);
+            const uint32_t full = mapa_shared(q_ring(base).full(0), LEADER);
+            q_ring(base).wait_empty(q);
             mbarrier_arrive_expect_tx_remote(full, Q_BYTES);
 #pragma unroll
             for (int tile = 0; tile < Q_TILES; tile++)
@@ -228,10 +231,10 @@ struct loader {
         for (int n = 0; n < K_SLOTS; n++) {
             constexpr int rest = PANELS % 2;
             const int panels = n == K_SLOTS - 1 && rest ? 1 : 2;
-            const uint32_t to = base + RING + slot.index() * SLOT_BYTES;
+            const uint32_t to = slot_ring(base).tile(slot);
             if (first_lane()) {
-                const uint32_t full = mapa_shared(slot.barrier(base + FULL), LEADER);
-                slot.wait_empty(base + EMPTY);
+                const uint32_t full = mapa_shared(slot_ring(base).full(slot), LEADER);
+                slot_ring(base).wait_empty(slot);
                 mbarrier_arrive_expect_tx_remote(full, panels * BOX_BYTES);
                 for (int panel = 0; panel < panels; panel++)
                     cp_async_bulk_tensor_4d_pair(to + panel * BOX_BYTES, &a.k_map, full, (2 * n + panel) * 64,
@@ -253,10 +256,10 @@ struct loader {
         const int keys = f.seqlen_k - tile * TILE;
 #pragma unroll
         for (int n = 0; n < V_SLOTS; n++) {
-            const uint32_t to = base + RING + slot.index() * SLOT_BYTES;
-            const uint32_t full = mapa_shared(slot.barrier(base + FULL), LEADER);
+            const uint32_t to = slot_ring(base).tile(slot);
+            const uint32_t full = mapa_shared(slot_ring(base).full(slot), LEADER);
             if (first_lane())
-                slot.wait_empty(base + EMPTY);
+                slot_ring(base).wait_empty(slot);
             if (VARLEN && keys < TILE) {
                 load_tail(f, tile, n, keys, to, full);
             } else if (first_lane()) {
@@ -274,13 +277,13 @@ struct loader {
     __device__ __forceinline__ void load_tail(const struct item_facts &f, int tile, int n, int keys, uint32_t to,
                                               uint32_t full) {
         if (first_lane()) {
-            mbarrier_arrive_expect_tx(base + TAIL_FULL, SLOT_BYTES);
+            mbarrier_arrive_expect_tx(tail_full(base).at, SLOT_BYTES);
 #pragma unroll
             for (int box = 0; box < 2; box++)
-                cp_async_bulk_tensor_4d(to + box * BOX_BYTES, &a.v_map, base + TAIL_FULL, v_column(box),
+                cp_async_bulk_tensor_4d(to + box * BOX_BYTES, &a.v_map, tail_full(base).at, v_column(box),
                                         v_row(f, tile, n, box), f.head / a.in.group, 0);
         }
-        tail.wait_full(base + TAIL_FULL);
+        tail_full(base).wait(tail);
         tail.next();
         for (int box = 0; box < 2; box++) {
             const int rows = min(max(keys - (V_PANELS == 2 ? n : box) * 64, 0), 64);
@@ -326,8 +329,8 @@ struct loader {
         if (!first_lane())
             return;
         for (int n = 0; n < SLOTS; n++, slot.next()) /* no commit is under way when the block ends */
-            slot.wait_empty(base + EMPTY);
-        q.wait_empty(base + Q_EMPTY);
+            slot_ring(base).wait_empty(slot);
+        q_ring(base).wait_empty(q);
     }
 };
 
@@ -348,12 +351,12 @@ struct multiplier {
         ring_place<SLOTS> at = slot;
 #pragma unroll
         for (int i = 0; i < n; i++, at.next())
-            at.wait_full(base + FULL);
+            slot_ring(base).wait_full(at);
     }
     template <int n> __device__ __forceinline__ void release_slots(ring_place<SLOTS> at) {
 #pragma unroll
         for (int i = 0; i < n; i++, at.next())
-            tcgen05_commit_multicast<2>(at.barrier(base + EMPTY), BOTH_BLOCKS);
+            tcgen05_commit_multicast<2>(slot_ring(base).empty(at), BOTH_BLOCKS);
     }
     template <int n> __device__ __forceinline__ void skip_slots() {
 #pragma unroll
@@ -365,11 +368,11 @@ struct multiplier {
     /* S = Q K^T of a query tile; K from slot `at` on. */
     __device__ __forceinline__ void multiply_qk(int tile, ring_place<SLOTS> at) {
         constexpr uint32_t shape = tcgen05_shape(F16, 2 * TILE, TILE, 0, 0);
-        const uint32_t stage = stage_of(tile, s.index());
+        const uint32_t stage = stage_of(tile, s.stage());
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++) {
             const uint32_t q_panel = base + (tile * PANELS + panel) * PANEL_BYTES;
-            const uint32_t k_panel = base + RING + at.index() * SLOT_BYTES + panel % 2 * BOX_BYTES;
+            const uint32_t k_panel = slot_ring(base).tile(at) + panel % 2 * BOX_BYTES;
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 tcgen05_mma<2>(tensor + S_COLUMN + stage * TILE, tcgen05_k_major(q_panel + 32 * n),
@@ -382,20 +385,20 @@ struct multiplier {
     /* O = P V + (add ? O : 0) of a query tile, when P is there and O ready; V from slot `at` on. */
     __device__ __forceinline__ void multiply_pv(int tile, ring_place<SLOTS> at, bool add) {
         constexpr uint32_t shape = tcgen05_shape(F16, 2 * TILE, HEAD_DIM_V, 0, 1);
-        const uint32_t stage = stage_of(tile, p[tile].index());
-        mbarrier_wait(base + P_FULL + 8 * stage, p[tile].phase());
-        o[tile].wait_full(base + O_READY + 16 * tile);
+        const uint32_t stage = stage_of(tile, p[tile].stage());
+        mbarrier_wait(base + P_FULL + 8 * stage, p[tile].parity());
+        o_ready(base, tile).wait(o[tile]);
         tcgen05_fence_after_thread_sync();
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            const uint32_t v = base + RING + at.index() * SLOT_BYTES + n % (8 / V_SLOTS) * 2048;
+            const uint32_t v = slot_ring(base).tile(at) + n % (8 / V_SLOTS) * 2048;
             tcgen05_mma_ts<2>(tensor + O_COLUMN + tile * HEAD_DIM_V,
                               tensor + S_COLUMN + stage * TILE + P_COLUMN + 8 * n, tcgen05_mn_major(v, BOX_BYTES),
                               shape, add || n > 0);
             if (n % (8 / V_SLOTS) == 8 / V_SLOTS - 1)
                 at.next();
         }
-        tcgen05_commit_multicast<2>(o[tile].barrier(base + O_FULL + 16 * tile), BOTH_BLOCKS);
+        tcgen05_commit_multicast<2>(o_full(base, tile).barrier(o[tile]), BOTH_BLOCKS);
         p[tile].next();
         o[tile].next();
     }
@@ -425,7 +428,7 @@ struct multiplier {
             finish_left(); /* others wait for it before they take up the item after this one */
             return;
         }
-        q.wait_full(base + Q_FULL);
+        q_ring(base).wait_full(q);
         q.next();
         bool add = false;
         for (int tile = f.last_tile - 1; tile >= f.first_tile; add = true) {
@@ -441,7 +444,7 @@ struct multiplier {
             }
             release_slots<K_SLOTS>(k);
             if (next < f.first_tile)
-                tcgen05_commit_multicast<2>(base + Q_EMPTY, BOTH_BLOCKS);
+                tcgen05_commit_multicast<2>(q_ring(base).empty(0), BOTH_BLOCKS);
             s.next();
             if (Q_TILES == 1)
                 finish_left();

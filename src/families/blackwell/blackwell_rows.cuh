@@ -26,9 +26,9 @@ struct row_softmax {
     static __device__ __forceinline__ int q_tile() { return Q_TILES == 2 ? (int)threadIdx.x / 128 : 0; }
 
     __device__ __forceinline__ void tell_factor(float factor) {
-        const uint32_t slot = own + 8 * Q_TILES * factors.index();
-        mbarrier_wait(slot + FACTOR_EMPTY, factors.phase() ^ 1);
-        st_shared_4(base + FACTORS + (factors.index() * Q_TILES * TILE + threadIdx.x) * 4, __float_as_uint(factor));
+        const uint32_t slot = own + 8 * Q_TILES * factors.stage();
+        mbarrier_wait(slot + FACTOR_EMPTY, factors.parity() ^ 1);
+        st_shared_4(base + FACTORS + (factors.stage() * Q_TILES * TILE + threadIdx.x) * 4, __float_as_uint(factor));
         __syncwarp();
         if (threadIdx.x % 32 == 0)
             mbarrier_arrive(slot + FACTOR_FULL);
@@ -57,10 +57,10 @@ struct row_softmax {
     /* One step of a row: first, last: the keys that it sees. */
     __device__ __forceinline__ void step(struct softmax_row &row, const struct item_facts &f, int own_row, int tile,
                                          int first, int last) {
-        const uint32_t at = columns + stage.index() * TILE;
+        const uint32_t at = columns + stage.stage() * TILE;
         const float unit = exponent_unit(a.in);
         score_row s;
-        stage.wait_full(own + S_FULL);
+        stage_barriers<STAGES>{own + S_FULL}.wait(stage);
         tcgen05_fence_after_thread_sync();
         take_scores(s, at);
         scale_scores(s, a.in);
@@ -99,7 +99,7 @@ struct row_softmax {
         }
         store_p<0>(sum, s, shift, unit, at);
         tcgen05_wait_st();
-        arrive_warp_at_leader(stage.barrier(own + P_FULL));
+        arrive_warp_at_leader(stage_barriers<STAGES>{own + P_FULL}.barrier(stage));
         row.sum += sum.x + sum.y;
         stage.next();
     }
@@ -134,8 +134,8 @@ struct corrector {
         : a(params), base(shared), rank(block_rank), tensor(lanes_of_warp(shared) + O_COLUMN) {}
 
     __device__ __forceinline__ float take_factor(int tile) {
-        const uint32_t number = factors[tile].index() * Q_TILES + tile;
-        mbarrier_wait(base + FACTOR_FULL + 8 * number, factors[tile].phase());
+        const uint32_t number = factors[tile].stage() * Q_TILES + tile;
+        mbarrier_wait(base + FACTOR_FULL + 8 * number, factors[tile].parity());
         const float factor = __uint_as_float(ld_shared_4(base + FACTORS + (number * TILE + threadIdx.x % TILE) * 4));
         __syncwarp();
         if (threadIdx.x % 32 == 0)
@@ -144,7 +144,7 @@ struct corrector {
         return factor;
     }
     __device__ __forceinline__ void wait_sums(int tile) {
-        sums[tile].wait_full(base + O_FULL + 16 * tile);
+        o_full(base, tile).wait(sums[tile]);
         sums[tile].next();
     }
 
@@ -237,7 +237,7 @@ struct corrector {
                 rescale(tile, factor);
             }
         }
-        arrive_warp_at_leader(ready[tile].barrier(base + O_READY + 16 * tile));
+        arrive_warp_at_leader(o_ready(base, tile).barrier(ready[tile]));
         ready[tile].next();
     }
 

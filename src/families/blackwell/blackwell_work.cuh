@@ -44,7 +44,7 @@ struct pair_scheduler {
             return;
         mbarrier_arrive_expect_tx(answer + ANSWER_FULL, 16);
         if (rank == LEADER) {
-            asked.wait_empty(answer + ANSWER_EMPTY);
+            stage_barriers<1>{answer + ANSWER_EMPTY}.wait_before(asked);
             clusterlaunchcontrol_try_cancel_multicast(answer, answer + ANSWER_FULL);
         }
     }
@@ -55,7 +55,7 @@ struct pair_scheduler {
             place = places;
         else {
             uint32_t x, y, z;
-            asked.wait_full(answer + ANSWER_FULL);
+            stage_barriers<1>{answer + ANSWER_FULL}.wait(asked);
             const bool there = clusterlaunchcontrol_query_cancel(answer, x, y, z);
             place = there ? (int)x / PAIR : places;
             fence_proxy_async(); /* the next answer is written by the asynchronous proxy */
@@ -71,33 +71,34 @@ struct pair_scheduler {
 enum { WORK_SLOTS = 2 };
 template <int words> struct work_board {
     static_assert(words % 4 == 0, "it is copied by 16 bytes");
-    enum { FULL = WORK_SLOTS * words * 4, EMPTY = FULL + 8 * WORK_SLOTS, BYTES = EMPTY + 8 * WORK_SLOTS };
+    typedef ring<WORK_SLOTS, words * 4> slots;
+    enum { BARRIERS = WORK_SLOTS * words * 4, BYTES = BARRIERS + slots::BYTES };
     uint32_t board; /* address */
     ring_place<WORK_SLOTS> at;
 
+    static __device__ __forceinline__ slots slots_of(uint32_t board) { return {board + BARRIERS, board}; }
+
     /* warps: of the block that read each item. */
     static __device__ __forceinline__ void init_barriers(uint32_t board, uint32_t warps) {
-        for (int i = 0; i < WORK_SLOTS; i++) {
-            mbarrier_init(board + FULL + 8 * i, 1);
-            mbarrier_init(board + EMPTY + 8 * i, warps);
-        }
+        for (int i = 0; i < WORK_SLOTS; i++)
+            slots_of(board).init(i, 1, warps);
     }
     __device__ __forceinline__ work_board(uint32_t shared) : board(shared) {}
     /* The scheduler: waits for a slot; then fills it. */
-    __device__ __forceinline__ void wait_slot() const { at.wait_empty(board + EMPTY); }
+    __device__ __forceinline__ void wait_slot() const { slots_of(board).wait_empty(at); }
     __device__ __forceinline__ void tell(const int (&word)[words]) {
-        const uint32_t slot = board + at.index() * words * 4;
+        const uint32_t slot = slots_of(board).tile(at);
 #pragma unroll
         for (int i = 0; i < words; i += 4)
             st_shared_16(slot + 4 * i, (uint32_t)word[i], (uint32_t)word[i + 1], (uint32_t)word[i + 2],
                          (uint32_t)word[i + 3]);
-        mbarrier_arrive(at.barrier(board + FULL));
+        slots_of(board).full().arrive(at);
         at.next();
     }
     /* A warp, whole: the next item. The slot is free for the item after the next when every warp has read it. */
     __device__ __forceinline__ void read(int (&word)[words]) {
-        const uint32_t slot = board + at.index() * words * 4;
-        at.wait_full(board + FULL);
+        const uint32_t slot = slots_of(board).tile(at);
+        slots_of(board).wait_full(at);
 #pragma unroll
         for (int i = 0; i < words; i += 4) {
             uint32_t four[4];
@@ -107,8 +108,7 @@ template <int words> struct work_board {
                 word[i + n] = (int)four[n];
         }
         __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            mbarrier_arrive(at.barrier(board + EMPTY));
+        slots_of(board).release(at);
         at.next();
     }
 };
