@@ -13,7 +13,7 @@ layouts! {
     fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
     fdm_cache 96 8 { struct_bytes 0 rotary_interleaved 4 block_table 8 page_start 16 cache_row 24 lengths 32 first_key 40 k_new 48 v_new 56 cu_seqlens_new 64 rotary_cos 72 rotary_sin 80 rotary_start 88 }
     fdm_tensors 208 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 row_start 192 row_end 200 }
-    fdm_options 128 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 tune 112 add_dkv 120 }
+    fdm_options 136 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 tune 112 add_dkv 120 sm_margin 128 }
     fdm_executor 24 8 { context 0 num_threads 8 run 16 }
     fdm_allocator 24 8 { context 0 allocate 8 release 16 }
     fdm_merge_tensors 80 8 { struct_bytes 0 out1 8 lse1 16 lse_low1 24 out2 32 lse2 40 lse_low2 48 out 56 lse 64 lse_low 72 }
@@ -49,6 +49,10 @@ layouts! {
     fdm_links 64 8 { struct_bytes 0 ranks_per_node 4 node_bandwidth 8 node_latency 16 net_bandwidth 24 net_latency 32 copy_sms 40 reserved 44 flops 48 memory_bytes 56 }
     fdm_rank_forecast 96 8 { struct_bytes 0 rank 4 rows 8 pairs 16 keys_fetched 24 node_bytes 32 net_bytes 40 bytes_sent 48 memory_bytes 56 work_seconds 64 exchange_seconds 72 exposed_seconds 80 seconds 88 }
     fdm_ranks_forecast 448 8 { struct_bytes 0 algorithm 4 ranks 8 head_ranks 12 num_sets 16 from_model 20 seconds 24 one_rank_seconds 32 imbalance 40 reason 48 }
+    fdm_message 24 8 { peer 0 reserved 4 memory 8 bytes 16 }
+    fdm_communicator 64 8 { struct_bytes 0 ranks 4 rank 8 device_type 12 context 16 exchange 24 share 32 poll 40 abort 48 broken 56 reserved 60 }
+    fdm_ranks_options 24 4 { struct_bytes 0 rank 4 algorithm 8 all_keys 12 num_threads 16 other_kernel 20 }
+    fdm_ranks_plan_info 336 8 { struct_bytes 0 ranks 4 rank 8 algorithm 12 num_sets 16 num_calls 20 rows 24 keys 32 keys_fetched 40 bytes_received 48 bytes_sent 56 workspace_bytes 64 choice 72 reason 136 }
 }
 values! {
     FDM_VERSION_MAJOR 0
@@ -98,6 +102,7 @@ values! {
     FDM_RANKS_ULYSSES 2
     FDM_RANKS_BOTH 3
     FDM_RANKS_RING 4
+    FDM_NCCL_ID_BYTES 128
 }
 exported! {
     fdm_last_error
@@ -186,4 +191,14 @@ exported! {
     fdm_layout_work
     fdm_rank_algorithm_name
     fdm_forecast_ranks
+    fdm_plan_ranks
+    fdm_ranks_plan_release
+    fdm_ranks_plan_query
+    fdm_agree
+    fdm_execute_ranks
+    fdm_wait
+    fdm_nccl_communicator
+    fdm_nccl_id
+    fdm_nccl_communicator_of_id
+    fdm_nccl_release
 }
