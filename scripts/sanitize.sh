@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # sanitize.sh: unit tests, fault tests and random problems under the address and undefined-behaviour sanitizers, and, on three
-# threads, under the thread sanitizer. Usage: scripts/sanitize.sh [SEEDS, default 80]
+# threads, under the thread sanitizer. Usage: scripts/sanitize.sh [SEEDS, default 50]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 export TSAN_OPTIONS="suppressions=$PWD/tests/faults/thread_sanitizer.supp"
-seeds=${1:-80}
+seeds=${1:-50}
+# The seeds move with the commit.
+export FDM_CHECK_SEED=${FDM_CHECK_SEED-$(git rev-parse HEAD 2>/dev/null || true)}
 
 build() { # build FOLDER SANITIZERS
     [ -e "$1/build.ninja" ] || meson setup "$1" -Doptimization=1 -Dcli=false -Dtests=true -Db_lundef=false -Db_sanitize="$2" \
@@ -20,10 +22,10 @@ for folder in build-asan build-tsan; do
 done
 # Side by side: the float64 reference, which most of the time goes to, has one thread.
 emulated=build-asan/tests/emulator/x86/fdm-checks-x86 # on x86-64
-build-asan/tests/fdm-checks attention --seed 3000000 --repeat "$seeds" &&
-    { [ ! -e $emulated ] || $emulated attention --kernel cpu. --seed 8000000 --repeat $((seeds / 3)); } &
+build-asan/tests/fdm-checks attention --seed 3000000 --repeat "$seeds" --rotate &&
+    { [ ! -e $emulated ] || $emulated attention --kernel cpu. --seed 8000000 --repeat $((seeds / 3)) --rotate; } &
 checks=$!
 failed=0
-build-tsan/tests/fdm-checks attention --seed 4000000 --repeat "$seeds" --threads 3 || failed=1
+build-tsan/tests/fdm-checks attention --seed 4000000 --repeat "$seeds" --threads 3 --rotate || failed=1
 wait $checks || failed=1
 exit $failed

@@ -16,11 +16,6 @@ from ._operators import allocator_of, define, is_plain, native_view, refuse_tran
 _NUM_FORWARD, _NUM_APPEND = len(FORWARD_NAMES), len(APPEND_NAMES)
 
 
-def takes_caches(device: torch.device) -> bool:
-    """Calls on a KV cache there are possible."""
-    return device.type in ("cpu", "cuda", "meta")
-
-
 def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
     """Tensors on the CPU or a CUDA device, or a sentence; the first ones may not be None."""
     for tensor, name, place in zip(tensors, names, range(len(names))):
@@ -29,7 +24,7 @@ def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is {said(tensor)}; it must be a torch.Tensor, as {names[0]} is")
         check_layout(tensor, name)
-        if not takes_caches(tensor.device):
+        if tensor.device.type not in ("cpu", "cuda", "meta"):
             raise NotImplementedError(f"{name} is on {tensor.device}; KV caches are on the CPU or a CUDA device")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(

@@ -99,23 +99,37 @@ static fdm_status settle(const struct context *c, nccl_result result, const char
     return result ? nccl_failed(c->nccl, result, what) : FDM_OK;
 }
 
+static void abort_comm(void *context) {
+    struct context *c = context;
+    if (c->comm)
+        c->nccl->break_off(c->comm);
+    c->comm = NULL;
+}
+
+/* After a failure peers may still read and write what this rank has lent: NCCL lets go of it before the caller does. */
+static fdm_status end_if(struct context *c, fdm_status status) {
+    if (status)
+        abort_comm(c);
+    return status;
+}
+
 static fdm_status exchange(void *context, const fdm_message *sends, int32_t num_sends, const fdm_message *receives,
                            int32_t num_receives, void *stream) {
-    const struct context *c = context;
+    struct context *c = context;
     const struct nccl *nccl = c->nccl;
     if (!c->comm)
         return error_set(FDM_ERROR_REMOTE, "the communicator was ended");
     nccl_result result = nccl->group_start();
     if (result)
-        return nccl_failed(nccl, result, "beginning an exchange");
+        return end_if(c, nccl_failed(nccl, result, "beginning an exchange"));
     for (int32_t i = 0; i < num_sends && (!result || result == NCCL_IN_PROGRESS); i++)
         result = nccl->send(sends[i].memory, sends[i].bytes, NCCL_UINT8, sends[i].peer, c->comm, stream);
     for (int32_t i = 0; i < num_receives && (!result || result == NCCL_IN_PROGRESS); i++)
         result = nccl->receive(receives[i].memory, receives[i].bytes, NCCL_UINT8, receives[i].peer, c->comm, stream);
     const nccl_result ended = nccl->group_end(); /* a group that was begun is ended, whatever failed in it */
     if (result && result != NCCL_IN_PROGRESS)
-        return nccl_failed(nccl, result, "an exchange");
-    return settle(c, ended, "an exchange");
+        return end_if(c, nccl_failed(nccl, result, "an exchange"));
+    return end_if(c, settle(c, ended, "an exchange"));
 }
 
 static fdm_status wait_for(struct context *c, void *stream, const char *what) {
@@ -155,7 +169,7 @@ static fdm_status share(void *context, const void *mine, size_t bytes, void *all
     status = settle(c, result, "comparing ranks");
     if (!status)
         status = wait_for(c, NULL, "comparing ranks");
-    return status ? status : cuda_memory_copy(c->device, all, c->shared, whole, 1);
+    return status ? end_if(c, status) : cuda_memory_copy(c->device, all, c->shared, whole, 1);
 }
 
 static fdm_status poll_peers(void *context) {
@@ -165,13 +179,6 @@ static fdm_status poll_peers(void *context) {
     if (asked || (result && result != NCCL_IN_PROGRESS))
         return nccl_failed(c->nccl, asked ? asked : result, "the communication of ranks");
     return FDM_OK;
-}
-
-static void abort_comm(void *context) {
-    struct context *c = context;
-    if (c->comm)
-        c->nccl->break_off(c->comm);
-    c->comm = NULL;
 }
 
 /* What a broken communicator must not be asked: its copy is gone. */

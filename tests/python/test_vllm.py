@@ -146,13 +146,11 @@ def test_sizes_and_dtypes_are_the_plans(engine: Any) -> None:
 
 
 def test_a_device_without_kernels_is_refused_by_a_sentence(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plan says of a device is what vLLM hears, the day that the library takes caches there."""
+    """What the plan says of a device is what vLLM hears."""
     backend, h200 = engine.ours.Backend, Capability((9, 0))
-    assert not backend.supports_compute_capability(h200)
-    assert "on the CPU only" in str(asked(backend, device_capability=h200))
+    assert backend.supports_compute_capability(h200) and not backend.supports_compute_capability(Capability((7, 5)))
     engine.platform.capability = h200
-    assert backend.supports_head_size(128)  # by the CPU's plan: the reason is the device, and is said once
-    monkeypatch.setattr(_engines, "takes_caches", lambda device: True)
+    assert backend.supports_head_size(128) and asked(backend, head_size=128, device_capability=h200) is None
     plans: List[Any] = []
 
     def plan(device: str, *facts: Any) -> Any:

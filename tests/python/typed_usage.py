@@ -22,6 +22,8 @@ from flash_dmattn import (
     scaled_dot_product_attention,
     softmax,
     tune,
+    tune_gemm,
+    tune_softmax,
 )
 from torch import Tensor
 from typing_extensions import assert_type
@@ -195,6 +197,11 @@ def tuning() -> None:
     found = tune(shape, shape, dtype="float32", device="cpu", seconds=0.01, keep=False)
     assert_type(found, "tuple[int, list[TunedWay]]")
     assert_type(found[1][0].is_rule, bool)
+    try:
+        assert_type(tune_gemm(64, 64, 64, seconds=0.01, keep=False), "tuple[int, list[TunedWay]]")
+        assert_type(tune_softmax(64, 64, seconds=0.01, keep=False), "tuple[int, list[TunedWay]]")
+    except (NotImplementedError, RuntimeError, ValueError):  # no CUDA device is here
+        pass
 
 
 def main() -> None:

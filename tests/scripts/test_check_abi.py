@@ -32,8 +32,8 @@ BREAKS = {
     "a struct of fixed size grows": [(RESERVED, RESERVED.replace("}", "    int64_t more;\n}"))],
     "a struct of fixed size has a word more beside all reserved ones": [(RESERVED, "    int64_t more;\n" + RESERVED)],
     "a tensor grows": [("    uint64_t byte_offset;\n", "    uint64_t byte_offset, more;\n")],
-    "an array in a plan is longer": [("    char choice[64];         /* the", "    char choice[72];         /* the")],
-    "a status has another number": [("FDM_ERROR_INTERNAL = 6 ", "FDM_ERROR_INTERNAL = 7 ")],
+    "an array in a plan is longer": [("    char choice[64];         /* the kernel", "    char choice[72];         /* the kernel")],
+    "a status has another number": [("FDM_ERROR_REMOTE = 7 ", "FDM_ERROR_REMOTE = 8 ")],
 }
 MAY_COME = {  # and the numbers of new functions, and of new fields and enumerators
     "nothing": ([], 0, 0),
@@ -41,7 +41,7 @@ MAY_COME = {  # and the numbers of new functions, and of new fields and enumerat
     "a definition of what was a name": ([("struct fdm_timer fdm_timer;", "struct fdm_timer { int64_t clock; } fdm_timer;")], 0, 0),
     "a field at the end": ([(OPTIONS_END, "    int64_t more;\n" + OPTIONS_END)], 0, 1),
     "a reserved word": ([(RESERVED, "    int32_t more;\n" + RESERVED.replace(f"[{WORDS}]", f"[{WORDS - 1}]"))], 0, 1),
-    "a status": ([("FDM_ERROR_INTERNAL = 6 ", "FDM_ERROR_INTERNAL = 6, FDM_ERROR_MORE = 7 ")], 0, 1),
+    "a status": ([("FDM_ERROR_REMOTE = 7 ", "FDM_ERROR_REMOTE = 7, FDM_ERROR_MORE = 8 ")], 0, 1),
 }
 
 

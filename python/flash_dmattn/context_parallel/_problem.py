@@ -61,7 +61,7 @@ class Problem:
         return problem
 
     def needs_gradient(self) -> List[bool]:
-        q, k, v, _, bias, *_, sink = self.operands
+        q, k, v, _, bias, *_, sink, _, _ = self.operands
         enabled = torch.is_grad_enabled()
         return [enabled and each is not None and each.requires_grad for each in (q, k, v, bias, sink)]
 
@@ -72,7 +72,7 @@ class Problem:
 
     def fields(self) -> Dict[str, Any]:
         """What ranks must have alike, by the names of a sentence."""
-        q, k, v, mask, bias, *_, sink = self.operands
+        q, k, v, mask, bias, *_, sink, _, _ = self.operands
         start = None if self.mask.key_intervals is None else self.mask.key_intervals[0]
         gradients = [name for name, need in zip(("query", "key", "value", "attn_bias", "sink"), self.needs_gradient()) if need]
         return {

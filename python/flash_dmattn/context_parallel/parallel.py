@@ -510,7 +510,7 @@ class ContextParallel:
         call = Call(
             messages, route.table, route.pieces, sets, problem.settings, *kinds, moves, route.leaves, kernels, margin
         )
-        q, k, v, mask, bias, *_, sink = operands
+        q, k, v, mask, bias, *_, sink, _, _ = operands
         attend: Any = GatherAttention
         before = messages.bytes_received
         out, lse, low = attend.apply(call, mask, q, k, v, bias, sink)
@@ -557,7 +557,7 @@ class ContextParallel:
                 for layout in (self.layout, self.layout_k)
             )
             outer, outer_k, rank = _alone(self.layout), _alone(self.layout_k), 0
-        q, k, v, mask, bias, *_, sink = problem.operands
+        q, k, v, mask, bias, *_, sink, _, _ = problem.operands
         moved = Operands(
             to_heads(q, exchange_q, 1, 2),
             to_heads(k, exchange_k, 1, 2),

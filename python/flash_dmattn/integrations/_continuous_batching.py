@@ -17,7 +17,6 @@ from transformers import AttentionInterface
 from transformers.generation.continuous_batching import continuous_api, initialization
 
 from .._cache import flash_dmattn_with_kvcache_func
-from .._cache_torch import takes_caches
 from .._torch import flash_dmattn_varlen_func
 
 # What a model is switched to while it is batched, by the name that it was loaded with. These names have no mask
@@ -116,7 +115,7 @@ def paged_attention(
         return out[None]
     options["max_seqlen_k"] = longest_k
     rows = lists["read_index"][layer.group]
-    if layer.pages is None or rows.numel() == 0 or not takes_caches(query.device):
+    if layer.pages is None or rows.numel() == 0:
         keys, values = _update(cache, key, value, index, lists)
         return flash_dmattn_varlen_func(q, keys, values, offsets, used, **options)[None]
     _update(cache, key, value, index, {**lists, "read_index": [each[:0] for each in lists["read_index"]]})
@@ -151,8 +150,7 @@ def _allow_tables(ensure: Callable[..., None]) -> Callable[..., None]:
             return
         # transformers 5.17 asks for the kinds of layers later.
         kinds_of = getattr(initialization, "group_layers_by_attn_type", lambda _: ())
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if not takes_caches(device) or "sliding_attention" in kinds_of(config):
+        if "sliding_attention" in kinds_of(config):
             cb_config.max_blocks_per_request = 0
 
     return ensure_decode_fast_path_is_available

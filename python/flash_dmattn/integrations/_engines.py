@@ -8,7 +8,6 @@ from typing import Optional, Tuple
 import torch
 
 from .. import _native
-from .._cache_torch import takes_caches
 
 # Rows of a request in a step that generates, and in one that reads a prompt.
 ROWS = (1, 256)
@@ -33,8 +32,6 @@ def refusal(
         page: keys of a page.
         sink: the model has learnable sinks.
     """
-    if device != "cpu" and not takes_caches(torch.device("cuda")):
-        return "this version of flash_dmattn takes KV caches on the CPU only"
     name = str(dtype).removeprefix("torch.")
     for rows in ROWS:
         try:
