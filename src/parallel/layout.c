@@ -265,8 +265,9 @@ static fdm_status collect(const struct parts *p, fdm_layout **layout) {
     made->ranges = memory_allocate((size_t)made->num_ranges * sizeof *made->ranges);
     made->sorted = memory_allocate((size_t)made->num_ranges * sizeof *made->sorted);
     if (!made->begin || !made->ranges || !made->sorted) {
+        const long long count = made->num_ranges;
         fdm_layout_release(made);
-        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a layout of %lld ranges", (long long)made->num_ranges);
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a layout of %lld ranges", count);
     }
     made->begin[0] = 0;
     for (int32_t r = 0; r < ranks; r++) {
