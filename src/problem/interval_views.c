@@ -26,7 +26,7 @@ fdm_status intervals_validate(const fdm_problem *p) {
     return status;
 }
 
-/* Both of a pair, or an error; shape: of the last `ndim` of four axes. */
+/* Both of a pair, or an error. */
 static fdm_status check_pair(const fdm_tensor *const pair[2], const char *const names[2], const char *what,
                              int32_t ndim) {
     fdm_status status = FDM_OK;
@@ -34,9 +34,8 @@ static fdm_status check_pair(const fdm_tensor *const pair[2], const char *const 
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is missing; %s are a pair", names[pair[0] ? 1 : 0], what);
     for (int i = 0; i < 2 && !status; i++) {
         status = tensor_check(pair[i], names[i], ndim, TENSOR_INPUT, 0);
-        if (!status && fdm_dtype_of(pair[i]) != FDM_INT32)
-            status = error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be int32", names[i],
-                               fdm_dtype_name(fdm_dtype_of(pair[i])));
+        if (!status)
+            status = tensor_expect_dtype(pair[i], names[i], FDM_INT32);
     }
     return status;
 }
@@ -44,7 +43,7 @@ static fdm_status check_pair(const fdm_tensor *const pair[2], const char *const 
 static fdm_status check_shapes(const fdm_tensor *const pair[2], const char *const names[2], const int64_t *shape) {
     fdm_status status = FDM_OK;
     for (int i = 0; i < 2 && !status; i++)
-        status = tensor_check_as(pair[i], names[i], pair[i]->ndim, TENSOR_INPUT, FDM_INT32, shape, NULL, NULL);
+        status = tensor_expect_shape(pair[i], names[i], shape);
     return status;
 }
 

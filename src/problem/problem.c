@@ -153,34 +153,14 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
 
 /* ---- a problem from tensors ---- */
 
-static int tensor_extent_is(const fdm_tensor *tensor, const int64_t *expected) {
-    return memcmp(tensor->shape, expected, (size_t)tensor->ndim * sizeof *expected) == 0;
-}
-
-static fdm_status expect_shape(const fdm_tensor *tensor, const char *name, const int64_t *expected) {
-    char have[96], want[96];
-    if (tensor_extent_is(tensor, expected))
-        return FDM_OK;
-    return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
-                     tensor_shape_text(have, sizeof have, tensor->shape, tensor->ndim),
-                     tensor_shape_text(want, sizeof want, expected, tensor->ndim));
-}
-
-static fdm_status expect_dtype(const fdm_tensor *tensor, const char *name, fdm_dtype dtype) {
-    if (fdm_dtype_of(tensor) == dtype)
-        return FDM_OK;
-    return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name, fdm_dtype_name(fdm_dtype_of(tensor)),
-                     fdm_dtype_name(dtype));
-}
-
 /* q, k, v or one of their kin: [B, S, H, D], or [total, H, D] when packed. */
 static fdm_status resolve_matrix_as(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_dtype dtype,
                                     int packed, const int64_t *dense, fdm_problem *p, struct matrix_view *view) {
     fdm_status status = tensor_check(tensor, name, 4 - packed, role, 1);
     if (!status)
-        status = expect_dtype(tensor, name, dtype);
+        status = tensor_expect_dtype(tensor, name, dtype);
     if (!status)
-        status = expect_shape(tensor, name, dense + packed);
+        status = tensor_expect_shape(tensor, name, dense + packed);
     if (status)
         return status;
     p->aligned &= tensor_aligned(tensor) && tensor_stride(tensor, 1 - packed) * fdm_dtype_bytes(dtype) <= INT32_MAX;
@@ -207,9 +187,9 @@ static fdm_status resolve_rows(const fdm_tensor *tensor, const char *name, enum 
     int64_t expected[3] = {p->batch, p->heads, packed ? p->total_q : p->seqlen_q};
     fdm_status status = tensor_check(tensor, name, 3 - packed, role, 0);
     if (!status)
-        status = expect_dtype(tensor, name, p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
+        status = tensor_expect_dtype(tensor, name, p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
     if (!status)
-        status = expect_shape(tensor, name, expected + packed);
+        status = tensor_expect_shape(tensor, name, expected + packed);
     if (status)
         return status;
     *view = (struct row_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
@@ -233,7 +213,7 @@ static int scores_aligned(const struct score_view *view, int64_t bytes) {
 static fdm_status resolve_mask(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
     fdm_status status = tensor_check(t->mask, "mask", 4, TENSOR_INPUT, 0);
     if (!status)
-        status = expect_dtype(t->mask, "mask", FDM_BOOL);
+        status = tensor_expect_dtype(t->mask, "mask", FDM_BOOL);
     if (status)
         return status;
     p->has_mask = 1;
@@ -269,9 +249,9 @@ static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct att
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is given, but bias is not");
     fdm_status status = tensor_check(t->dbias, "dbias", 4, TENSOR_OUTPUT, 0);
     if (!status)
-        status = expect_dtype(t->dbias, "dbias", p->bias_dtype);
+        status = tensor_expect_dtype(t->dbias, "dbias", p->bias_dtype);
     if (!status)
-        status = expect_shape(t->dbias, "dbias", p->bias_shape);
+        status = tensor_expect_shape(t->dbias, "dbias", p->bias_shape);
     if (status)
         return status;
     p->needs_dbias = 1;

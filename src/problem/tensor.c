@@ -214,21 +214,29 @@ fdm_status tensor_check_device_type(const fdm_tensor *tensor, const char *name) 
     return FDM_OK;
 }
 
+fdm_status tensor_expect_dtype(const fdm_tensor *tensor, const char *name, fdm_dtype dtype) {
+    if (fdm_dtype_of(tensor) == dtype)
+        return FDM_OK;
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name, fdm_dtype_name(fdm_dtype_of(tensor)),
+                     fdm_dtype_name(dtype));
+}
+
+fdm_status tensor_expect_shape(const fdm_tensor *tensor, const char *name, const int64_t *shape) {
+    char have[96], want[96];
+    if (memcmp(tensor->shape, shape, (size_t)tensor->ndim * sizeof *shape) == 0)
+        return FDM_OK;
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
+                     tensor_shape_text(have, sizeof have, tensor->shape, tensor->ndim),
+                     tensor_shape_text(want, sizeof want, shape, tensor->ndim));
+}
+
 fdm_status tensor_check_as(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
                            fdm_dtype dtype, const int64_t *shape, const fdm_tensor *first, const char *first_name) {
-    char have[96], want[96];
     if (!tensor)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
     fdm_status status = tensor_check(tensor, name, ndim, role, 0);
     if (status || (first && (status = tensor_check_device(tensor, name, first, first_name))))
         return status;
-    if (fdm_dtype_of(tensor) != dtype)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name,
-                         fdm_dtype_name(fdm_dtype_of(tensor)), fdm_dtype_name(dtype));
-    for (int32_t axis = 0; axis < ndim; axis++)
-        if (tensor->shape[axis] != shape[axis])
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
-                             tensor_shape_text(have, sizeof have, tensor->shape, ndim),
-                             tensor_shape_text(want, sizeof want, shape, ndim));
-    return FDM_OK;
+    status = tensor_expect_dtype(tensor, name, dtype);
+    return status ? status : tensor_expect_shape(tensor, name, shape);
 }

@@ -15,6 +15,9 @@ fdm_status tensor_check_device(const fdm_tensor *tensor, const char *name, const
                                const char *first_name);
 /* That device is the CPU or a CUDA device. */
 fdm_status tensor_check_device_type(const fdm_tensor *tensor, const char *name);
+/* Of a tensor that tensor_check() has taken: its dtype, its whole shape. */
+fdm_status tensor_expect_dtype(const fdm_tensor *tensor, const char *name, fdm_dtype dtype);
+fdm_status tensor_expect_shape(const fdm_tensor *tensor, const char *name, const int64_t *shape);
 /* tensor_check(), then device, dtype and shape; a tensor that is NULL is an error. first NULL: any device. */
 fdm_status tensor_check_as(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
                            fdm_dtype dtype, const int64_t *shape, const fdm_tensor *first, const char *first_name);
