@@ -475,7 +475,7 @@ static void read_ahead(const struct decode_job *job, const struct decode_item *i
 static void run_blocks(const struct decode_job *job, const struct decode_item *item, const struct decode_item *after,
                        float *queries) {
     const fdm_problem *p = job->problem;
-    int varied = p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
+    int varied = p->has_mask || p->has_bias || p->has_intervals || (p->has_row_intervals && p->row_ranges > 1);
     int64_t block = varied ? VARIED_KEYS : job->block_keys;
     struct decode_head head;
     struct read_ahead ahead;
