@@ -124,19 +124,6 @@ __device__ __forceinline__ void turn_row(const struct append_params &a, const st
 
 /* ---- where rows go ---- */
 
-/* The sequence whose rows reach behind row `row` of packed tensors, `batches` where there is none. */
-__device__ __forceinline__ int sequence_of(const int32_t *cu_seqlens, int batches, int64_t row) {
-    int low = 0, high = batches;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (cu_seqlens[middle + 1] > row)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
 __device__ __forceinline__ int64_t position_of(const struct append_params &a, int64_t row, int batch, int cached,
                                                int64_t behind) {
     if (a.positions.data)
@@ -167,7 +154,7 @@ __device__ __forceinline__ void append_key(const struct append_params &a, int64_
             write_key(a, 0, n, (uint64_t)(slot / c.page_rows), slot % c.page_rows, position_of(a, n, 0, 0, 0));
         return;
     }
-    const int batch = c.cu_seqlens_new ? sequence_of(c.cu_seqlens_new, a.in.batch, n) : (int)(n / c.seqlen_new);
+    const int batch = c.cu_seqlens_new ? sequence_behind(c.cu_seqlens_new, a.in.batch, n) : (int)(n / c.seqlen_new);
     if (batch >= a.in.batch)
         return;
     const struct cached_keys s = find_cached_keys(a.in, batch);
@@ -188,7 +175,7 @@ __device__ __forceinline__ void turn_query(const struct append_params &a, int64_
     int64_t own = VARLEN ? n : n % a.in.seqlen_q;
     int cached = 0;
     if (packed || SEQUSED) {
-        batch = packed ? sequence_of(a.in.cu_seqlens_q, a.in.batch, n) : batch;
+        batch = packed ? sequence_behind(a.in.cu_seqlens_q, a.in.batch, n) : batch;
         if (batch >= a.in.batch)
             return;
         const struct sequence s = find_sequence_q(a.in, batch);

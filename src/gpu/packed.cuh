@@ -10,6 +10,20 @@
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
+/* The first sequence that ends behind a row of packed tensors; `batches` where there is none. */
+template <class number>
+__device__ __forceinline__ int sequence_behind(const int32_t *cu_seqlens, int batches, number row) {
+    int low = 0, high = batches;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (cu_seqlens[middle + 1] > row)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 struct packed {
     int begin, length;
 };

@@ -23,19 +23,12 @@ __device__ __forceinline__ struct row_range rest_before_all(const int32_t *cu_se
 /* Whether a row belongs to no sequence; used: of each sequence so many rows count. */
 __device__ __forceinline__ bool is_rest(const int32_t *cu_seqlens, int batches, int row, int total, int longest,
                                         const struct gpu_indices &used = {}) {
-    int low = 0, high = batches; /* the first sequence that ends behind the row */
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (cu_seqlens[middle + 1] > row)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    if (low == batches)
+    const int batch = sequence_behind(cu_seqlens, batches, row);
+    if (batch == batches)
         return true;
-    struct packed own = find_packed(cu_seqlens, low, total, longest);
+    struct packed own = find_packed(cu_seqlens, batch, total, longest);
     if (SEQUSED)
-        own.length = used_of(used, low, own.length);
+        own.length = used_of(used, batch, own.length);
     return row < own.begin || row >= own.begin + own.length;
 }
 
