@@ -336,6 +336,21 @@ fdm_status fdm_layout_ranges(const fdm_layout *layout, int32_t rank, const fdm_r
     return FDM_OK;
 }
 
+int64_t layout_fetched(const fdm_layout *keys, const struct range_list *needed, int32_t rank) {
+    int64_t fetched = 0;
+    for (int64_t n = 0; n < needed->count; n++) {
+        const fdm_range *range = &needed->data[n];
+        for (int64_t k = layout_range_at(keys, range->first);
+             k < keys->num_ranges && keys->sorted[k].first < range->end; k++) {
+            const struct owned_range *own = &keys->sorted[k];
+            const int64_t first = own->first > range->first ? own->first : range->first;
+            const int64_t end = own->end < range->end ? own->end : range->end;
+            fetched += own->owner == rank ? 0 : end - first;
+        }
+    }
+    return fetched;
+}
+
 static fdm_status work_of(const fdm_layout *layout, const fdm_layout *keys, const fdm_rank_mask *mask,
                           struct range_list *needed, int64_t *pairs, int64_t *fetched) {
     int64_t *sums = pairs ? memory_allocate((size_t)(layout->total + 1) * sizeof *sums) : NULL;
@@ -351,17 +366,8 @@ static fdm_status work_of(const fdm_layout *layout, const fdm_layout *keys, cons
         memory_release(sums);
     }
     const fdm_status status = fetched ? rank_mask_needed(mask, layout, needed) : FDM_OK;
-    for (int32_t r = 0; fetched && !status && r < layout->ranks; r++) {
-        fetched[r] = 0;
-        for (int64_t i = 0; i < needed[r].count; i++)
-            for (int64_t k = layout_range_at(keys, needed[r].data[i].first);
-                 k < keys->num_ranges && keys->sorted[k].first < needed[r].data[i].end; k++) {
-                const struct owned_range *own = &keys->sorted[k];
-                const int64_t first = own->first > needed[r].data[i].first ? own->first : needed[r].data[i].first;
-                const int64_t end = own->end < needed[r].data[i].end ? own->end : needed[r].data[i].end;
-                fetched[r] += own->owner == r ? 0 : end - first;
-            }
-    }
+    for (int32_t r = 0; fetched && !status && r < layout->ranks; r++)
+        fetched[r] = layout_fetched(keys, &needed[r], r);
     return status;
 }
 

@@ -38,6 +38,8 @@ struct range_list {
 int range_list_add(struct range_list *list, int64_t first, int64_t end);
 void range_list_release(struct range_list *list);
 int64_t ranges_size(const fdm_range *ranges, int64_t count);
+/* Of the positions that a rank needs, how many belong to others by the layout of the keys. */
+int64_t layout_fetched(const fdm_layout *keys, const struct range_list *needed, int32_t rank);
 
 /* ---- rank_mask.c ---- */
 

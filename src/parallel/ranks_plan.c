@@ -88,15 +88,7 @@ static fdm_status find_needed(const fdm_ranks_plan *plan, const fdm_layout *rows
 static int64_t count_fetched(fdm_ranks_plan *plan, const fdm_layout *keys, const struct range_list *needed) {
     int64_t most = 0;
     for (int32_t r = 0; r < keys->ranks; r++) {
-        int64_t fetched = ranges_size(needed[r].data, needed[r].count);
-        for (int64_t n = 0; n < needed[r].count; n++)
-            for (int64_t k = layout_range_at(keys, needed[r].data[n].first);
-                 k < keys->num_ranges && keys->sorted[k].first < needed[r].data[n].end; k++) {
-                const struct owned_range *own = &keys->sorted[k];
-                const int64_t first = own->first > needed[r].data[n].first ? own->first : needed[r].data[n].first;
-                const int64_t end = own->end < needed[r].data[n].end ? own->end : needed[r].data[n].end;
-                fetched -= own->owner == r ? end - first : 0;
-            }
+        const int64_t fetched = layout_fetched(keys, &needed[r], r);
         most = fetched > most ? fetched : most;
         if (r == plan->rank)
             plan->keys_fetched = fetched;
