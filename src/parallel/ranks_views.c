@@ -22,22 +22,22 @@ static void narrow(struct view *v, int32_t axis, fdm_range range) {
     v->shape[axis] = range.end - range.first;
 }
 
-fdm_tensor *view_matrix(struct view *v, const fdm_tensor *tensor, fdm_range rows, fdm_range heads) {
+/* A part of axes 1 and 2; NULL of none. */
+static fdm_tensor *view_part(struct view *v, const fdm_tensor *tensor, fdm_range first, fdm_range second) {
     if (!tensor)
         return NULL;
     view_of(v, tensor);
-    narrow(v, 1, rows);
-    narrow(v, 2, heads);
+    narrow(v, 1, first);
+    narrow(v, 2, second);
     return &v->tensor;
 }
 
+fdm_tensor *view_matrix(struct view *v, const fdm_tensor *tensor, fdm_range rows, fdm_range heads) {
+    return view_part(v, tensor, rows, heads);
+}
+
 fdm_tensor *view_rows(struct view *v, const fdm_tensor *tensor, fdm_range rows, fdm_range heads) {
-    if (!tensor)
-        return NULL;
-    view_of(v, tensor);
-    narrow(v, 1, heads);
-    narrow(v, 2, rows);
-    return &v->tensor;
+    return view_part(v, tensor, heads, rows);
 }
 
 fdm_tensor *view_scores(struct view *v, const fdm_tensor *tensor, fdm_range heads, fdm_range rows, fdm_range keys) {
