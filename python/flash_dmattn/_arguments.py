@@ -337,13 +337,15 @@ class KeyIntervals(_Pair):
         return f"KeyIntervals(start={self.start!r}, end={self.end!r}, seqlen_q={self.seqlen_q})"
 
 
+def _pair(given: Any, name: str, meaning: str) -> Tuple[Any, Any]:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{name} is {said(given)}; it must be a pair (start, end) of int32 arrays; {meaning}")
+    return given[0], given[1]
+
+
 def interval_pair(key_intervals: Any, q: Any, max_seqlen_q: int = 0) -> Tuple[Any, Any]:
     """Splits key_intervals into (start, end); q is [B, Sq, H, D], or packed, with sequences of max_seqlen_q rows."""
-    if not isinstance(key_intervals, (tuple, list)) or len(key_intervals) != 2:
-        raise TypeError(
-            f"key_intervals is {said(key_intervals)}; it must be a pair (start, end) of int32 arrays; key j is visible "
-            "to rows start <= i < end"
-        )
+    start, end = _pair(key_intervals, "key_intervals", "key j is visible to rows start <= i < end")
     made_for = getattr(key_intervals, "seqlen_q", None)
     if made_for is not None:
         rows = max_seqlen_q or (q.shape[1] if getattr(q, "ndim", 0) == 4 else made_for)
@@ -351,19 +353,14 @@ def interval_pair(key_intervals: Any, q: Any, max_seqlen_q: int = 0) -> Tuple[An
             raise ValueError(
                 f"key_intervals were made for {made_for} rows, but the query has {rows}: make them with seqlen_q={rows}"
             )
-    return key_intervals[0], key_intervals[1]
+    return start, end
 
 
 def range_pair(row_intervals: Any) -> Tuple[Any, Any]:
     """Splits row_intervals into (start, end)."""
     if row_intervals is None:
         return None, None
-    if not isinstance(row_intervals, (tuple, list)) or len(row_intervals) != 2:
-        raise TypeError(
-            f"row_intervals is {said(row_intervals)}; it must be a pair (start, end) of int32 arrays; row i sees the "
-            "keys start <= j < end of each of its ranges"
-        )
-    return row_intervals[0], row_intervals[1]
+    return _pair(row_intervals, "row_intervals", "row i sees the keys start <= j < end of each of its ranges")
 
 
 def refuse_causal_prefixes(prefix_lengths: Any, is_causal: Any) -> None:
