@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import importlib.util
 import json
 import pathlib
 import sys
 import types
-from typing import Any, Dict, Generic, List, Optional, TypeVar
+from typing import Any, Dict, Generic, Iterator, List, Optional, TypeVar
 
+import flash_dmattn.integrations as integrations
 import pytest
 import torch
 
@@ -226,3 +228,13 @@ def put_sglang(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         },
     )
     return types.SimpleNamespace(facts=facts, AttentionType=kinds, factories=factories, choices=choices)
+
+
+def with_ours(monkeypatch: pytest.MonkeyPatch, name: str, stand_ins: Any) -> Iterator[Any]:
+    """A fixture's body: an engine's stand-ins with our module, imported beside them, as `ours`; it is forgotten after."""
+    module = f"flash_dmattn.integrations.{name}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    stand_ins.ours = importlib.import_module(module)
+    yield stand_ins
+    sys.modules.pop(module, None)
+    integrations.__dict__.pop(name, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-import sys
 from types import SimpleNamespace
 from typing import Any, Dict, List, Sequence
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 import flash_dmattn.integrations as integrations
-from engine_stand_ins import MISSING, ForwardMode, Pool, WindowPool, put_sglang
+from engine_stand_ins import MISSING, ForwardMode, Pool, WindowPool, put_sglang, with_ours
 from engine_truth import attended, close
 
 pytestmark = pytest.mark.skipif(not MISSING["sglang"], reason="SGLang itself is installed: its stand-ins would hide it")
@@ -28,12 +27,7 @@ BASE = "sglang.srt.layers.attention.base_attn_backend.AttentionBackend"
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The stand-ins, and our module as `ours`."""
-    stand_ins = put_sglang(monkeypatch)
-    monkeypatch.delitem(sys.modules, "flash_dmattn.integrations.sglang", raising=False)
-    stand_ins.ours = importlib.import_module("flash_dmattn.integrations.sglang")
-    yield stand_ins
-    sys.modules.pop("flash_dmattn.integrations.sglang", None)
-    integrations.__dict__.pop("sglang", None)
+    yield from with_ours(monkeypatch, "sglang", put_sglang(monkeypatch))
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------

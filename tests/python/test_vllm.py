@@ -9,7 +9,6 @@ import importlib
 import importlib.metadata
 import inspect
 import itertools
-import sys
 from types import SimpleNamespace
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -18,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_dmattn.integrations as integrations
-from engine_stand_ins import MISSING, Capability, contract, put_vllm
+from engine_stand_ins import MISSING, Capability, contract, put_vllm, with_ours
 from engine_truth import attended, close
 from flash_dmattn import _native
 from flash_dmattn.integrations import _engines
@@ -35,12 +34,7 @@ LAYOUTS = {
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The stand-ins, and our module as `ours`."""
-    stand_ins = put_vllm(monkeypatch)
-    monkeypatch.delitem(sys.modules, "flash_dmattn.integrations.vllm", raising=False)
-    stand_ins.ours = importlib.import_module("flash_dmattn.integrations.vllm")
-    yield stand_ins
-    sys.modules.pop("flash_dmattn.integrations.vllm", None)
-    integrations.__dict__.pop("vllm", None)
+    yield from with_ours(monkeypatch, "vllm", put_vllm(monkeypatch))
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------
