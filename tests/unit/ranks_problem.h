@@ -12,7 +12,7 @@
 #include "flash_dmattn.h"
 #include "thread_ranks.h"
 
-static uint64_t state;
+static _Thread_local uint64_t state; /* of each thread: ranks that draw their own problems run at once */
 static int64_t draw(int64_t below) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     return (int64_t)(state >> 33) % below;
