@@ -29,6 +29,7 @@ MAY_INCLUDE = {
     "device": {"base", "cuda", "system"},
     "contract": {"base", "problem"},
     "gpu": {"base", "cuda", "problem", "device", "contract"},
+    "masks": {"base", "cuda", "problem", "gpu"},
     "families": {"contract"},
     "families/reference": {"base", "problem", "contract", "families"},
     "families/cpu": {"base", "problem", "device", "contract", "families"},

@@ -29,7 +29,7 @@ MUTATIONS = [
         "if ((uintptr_t)workspace % 32)",
         "test_plans"),
     Mutation(
-        "a plan's workspace too small", "src/families/hopper/hopper_backward.c",
+        "a plan's workspace too small", "src/families/hopper/backward/hopper_backward.c",
         "plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);",
         "plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes + 64 >= workspace_bytes(plan, p);",
         "test_plans"),
@@ -39,7 +39,7 @@ MUTATIONS = [
         "if (choice->workspace_bytes > 0 && (!workspace || bytes + 1 < (size_t)choice->workspace_bytes))",
         "test_companions"),
     Mutation(
-        "top-W's workspace a byte short", "src/masks.c",
+        "top-W's workspace a byte short", "src/masks/intervals/masks.c",
         "if (workspace && bytes < needed)",
         "if (workspace && bytes + 1 < needed)",
         "test_companions"),
@@ -234,17 +234,17 @@ MUTATIONS = [
         "{MMA_SM90, 128, MMA_ANY_LENGTH, KB(160), 128, 128, MMA_SINGLE_BUFFERED, \"the largest tile without a spill\",",
         "test_rules"),
     Mutation(
-        "which of two equal keys top-W keeps", "src/problem/topk.c",
+        "which of two equal keys top-W keeps", "src/masks/topk/topk.c",
         "return a.bias < b.bias || (a.bias == b.bias && a.index > b.index);",
         "return a.bias < b.bias || (a.bias == b.bias && a.index < b.index);",
         "test_masks"),
     Mutation(
-        "a window's last row", "src/problem/intervals.c",
+        "a window's last row", "src/masks/intervals/intervals.c",
         "set_ramp(end, 0, num_keys, rule->left + 1 - rule->row_shift);",
         "set_ramp(end, 0, num_keys, rule->left - rule->row_shift);",
         "test_masks"),
     Mutation(
-        "a document's last key", "src/problem/intervals.c",
+        "a document's last key", "src/masks/intervals/intervals.c",
         "end.data[j * end.stride] = last;",
         "end.data[j * end.stride] = last - 1;",
         "test_masks"),

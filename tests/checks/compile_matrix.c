@@ -23,12 +23,12 @@
 #include "compile_problems.h"
 #include "cuda/compiler.h"
 #include "families/families.h"
-#include "gpu/masks/dense_on_device.h"
-#include "gpu/masks/intervals_on_device.h"
-#include "gpu/masks/key_bias_on_device.h"
-#include "gpu/masks/slots_on_device.h"
-#include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
+#include "masks/dense/dense_on_device.h"
+#include "masks/intervals/intervals_on_device.h"
+#include "masks/key_bias/key_bias_on_device.h"
+#include "masks/slots/slots_on_device.h"
+#include "masks/topk/topk_on_device.h"
 #include "subjects.h"
 
 /* ---- the list of distinct compilations ---- */

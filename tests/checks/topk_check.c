@@ -10,7 +10,7 @@
 #include "base/half.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
-#include "gpu/masks/topk_on_device.h"
+#include "masks/topk/topk_on_device.h"
 #include "subjects.h"
 
 /* Memory on the host, and the same bytes on the device. */

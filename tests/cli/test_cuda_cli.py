@@ -221,7 +221,7 @@ def test_plan_lists_what_its_kernels_take(compiler):
     assert "resources" not in without and without["choice"] == plan["choice"]
     failed = run(*command, FAKE_NVRTC_FAIL="nvrtcCompileProgram:6:1", **compiler | {"FLASH_DMATTN_CACHE_DIR": "/nowhere"})
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr.count("\n") == 1 and "NVRTC does not compile families/mma/forward/mma_decode.cu for sm_90" in failed.stderr
+    assert failed.stderr.count("\n") == 1 and "NVRTC does not compile families/mma/decode/mma_decode.cu for sm_90" in failed.stderr
 
 
 def test_bench_says_what_the_device_lacks(compiler):

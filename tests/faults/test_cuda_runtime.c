@@ -15,7 +15,7 @@
 #include "cuda/cuda.h"
 #include "cuda_call.h"
 #include "families/families.h"
-#include "families/mma/forward/mma_decode.h"
+#include "families/mma/decode/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "gpu/block_mask.h"
 #include "gpu/combine_splits.h"

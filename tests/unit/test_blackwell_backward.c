@@ -3,7 +3,7 @@
 #include "families/families.h"
 #include "plan_cases.h"
 
-#include "families/blackwell/blackwell_backward.h"
+#include "families/blackwell/backward/blackwell_backward.h"
 #include "gpu/gpu_family.h"
 
 static void takes_what_it_names(void **state) {

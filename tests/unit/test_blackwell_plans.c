@@ -9,7 +9,7 @@
 #include "plan_cases.h"
 
 #include "cuda/compiler.h"
-#include "families/blackwell/blackwell_forward.h"
+#include "families/blackwell/forward/blackwell_forward.h"
 #include "gpu/gpu_family.h"
 
 static void takes_what_it_names(void **state) {

@@ -267,7 +267,7 @@ static void keys_have_everything_else(void **state) {
     i.request.entry = "mma_forwards";
     expect_new(&i, 0, "the entry", 0);
     gather(&i);
-    i.request.file = "families/mma/forward/mma_wide.cu";
+    i.request.file = "families/mma/forward_d1024/mma_wide.cu";
     expect_new(&i, 0, "the file", 0);
     for (int32_t half = 0; half < 2; half++) {
         gather(&i);
@@ -349,7 +349,7 @@ static void a_kernel_compiles_without_a_device(void **state) {
     assert_in_range(resources.registers, 10, 128);
     assert_int_equal(resources.spill_bytes, 0);
     request.num_constants = 0;
-    request.file = "families/mma/forward/mma_decode.cu";
+    request.file = "families/mma/decode/mma_decode.cu";
     assert_int_equal(cuda_compile_only("sm_90", &request, &resources), FDM_ERROR_INTERNAL);
     assert_non_null(strstr(fdm_last_error(), "mma_decode.cu"));
     assert_non_null(strstr(fdm_last_error(), "error"));

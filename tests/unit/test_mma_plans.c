@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "families/families.h"
-#include "families/mma/forward/mma_decode.h"
+#include "families/mma/decode/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "problem/problem.h"
 

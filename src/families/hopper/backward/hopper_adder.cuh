@@ -1,0 +1,74 @@
+/* hopper_adder.cuh: the warpgroup of hopper_backward.cu that adds to dQ (APART) what the serving one has left in shared
+ * memory, so that none of it stands between products. ORDERED: it awaits the turn at the rows of a step, adds, and
+ * hands the turn on. It stands on the places in shared memory that are named there.
+ *
+ * A turn, with its fence, is under way for about as long as a step. Therefore a warp adds one half of the columns of
+ * every ADDER_STEPS-th step; a semaphore counts the blocks that have added to it, by 64 rows. */
+#ifndef FDM_HOPPER_ADDER_CUH
+#define FDM_HOPPER_ADDER_CUH
+
+#include "cuda/ptx/global.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ring.cuh"
+#include "families/hopper/backward/hopper_keys.cuh"
+#include "gpu/turns.cuh"
+
+struct adder {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+    struct step_rows added; /* of the step */
+
+    /* How many blocks add to the step's rows before this one. */
+    __device__ __forceinline__ int find_turn() const {
+        if (ORDERED && LISTED)
+            return visits_before(*visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32),
+                                 k.turn);
+        return blocks_before(a, k, added.tile);
+    }
+
+    /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them.
+     * STORES_FIRST: what is the first there is stored. */
+    __device__ __forceinline__ void add(int64_t rows, int half, bool first) const {
+        constexpr int columns = HEAD_DIM / HALVES;
+#pragma unroll
+        for (int row = 0; row < BLOCK_M; row += 16) {
+            float *to = a.in.dq_sums + (rows + row) * HEAD_DIM + half * columns * 16;
+            const uint32_t from = base + DQ_OFFSET + row * HEAD_DIM * 4 + half * columns * 64;
+            if (STORES_FIRST && first)
+                cp_async_bulk_store(to, from, columns * 64);
+            else
+                cp_reduce_async_bulk_add(to, from, columns * 64);
+        }
+        cp_async_bulk_commit();
+    }
+
+    /* One thread of each warp. */
+    __device__ __forceinline__ void run() {
+        const int warp = threadIdx.x / 32 % 4, half = warp % HALVES, first = warp / HALVES;
+        if (threadIdx.x % 32 != 0)
+            return;
+#pragma unroll 1
+        for (int step = 0; step < k.steps; step++, added.advance(k)) {
+            if (step % ADDER_STEPS != first)
+                continue;
+            const int64_t rows = added.place(a, k.batch);
+            int *const semaphore = a.in.semaphores + rows / 16 + half;
+            const int turn = ORDERED ? find_turn() : 0;
+            if (ORDERED)
+                await_turn(semaphore, turn);
+            dq_full(base, half).wait(step);
+            if (ORDERED)
+                fence_proxy_async_global(); /* what blocks before have added comes before */
+            add(rows, half, turn == 0);
+            cp_async_bulk_wait_read<0>();
+            dq_empty(base, half).arrive(0);
+            if (ORDERED) {
+                cp_async_bulk_wait<0>();
+                hand_on_turn(semaphore, turn);
+            }
+        }
+    }
+};
+
+#endif

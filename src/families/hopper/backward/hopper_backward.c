@@ -1,0 +1,418 @@
+/* hopper_backward.c: the wgmma backward on the host: which tile for which problem, tensor maps, launches. */
+#include "families/hopper/backward/hopper_backward.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "families/hopper/backward/hopper_gradients.h"
+#include "families/hopper/backward/hopper_visits.h"
+#include "families/hopper/hopper_family.h"
+#include "gpu/key_sort.h"
+
+/* ---- tiles ---- */
+
+/* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
+ * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
+enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and intervals ask */
+struct tile {
+    int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory"},
+    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers; to head dims of 64 blocks of 128 keys fill the device sooner"},
+    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
+    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases"},
+    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
+enum { WIDE_TILE = 0, NARROW_TILE = 3 }; /* of 192 and 128 keys, to head dims of 64 */
+
+enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
+    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->dout_stages, t->ds_stages,
+                                        hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
+                                        asks);
+}
+
+/* dS is made of P in float32: where the gradient of a bias or the slope of a cap is found from it; and where few rows
+ * are summed, of which the rounding of P would show. */
+enum { FEW_ROWS = 64 };
+static int must_be_exact(const fdm_problem *p) { return gpu_dbias_constant(p) != GPU_DBIAS_NONE || p->softcap > 0; }
+static int is_exact(const struct tile *t, const fdm_problem *p) {
+    return t->ds_stages > 1 && (must_be_exact(p) || p->seqlen_q <= FEW_ROWS);
+}
+
+/* Blocks add to dQ in a fixed order. */
+static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
+
+static int suits(const struct tile *t, const fdm_problem *p) {
+    return (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+           (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
+           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
+}
+
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return suits(t, p) && shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* Time of all blocks, of one of 128 keys 1; few waves are counted whole. Under a causal mask the first block of keys
+ * walks over all rows, and a mean one over half of them; sequences of a packed batch have their mean length. Query
+ * heads that share keys can be divided over blocks. */
+static double time_of_blocks(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    enum { FEW_WAVES = 4 };
+    const double item = t->warpgroups == 3 ? 1.2 : 1; /* H200: 1.09 to 1.21 of a few hundred rows and of many */
+    const double keys = p->varlen ? (double)p->total_k : (double)(p->batch * p->seqlen_k);
+    const double share = p->varlen ? keys / (double)(p->batch * p->seqlen_k) : 1;
+    const double waves = keys / (64 * t->warpgroups) * (double)p->heads / device->num_sms * share;
+    if (p->causal && p->window_left < 0)
+        return item * fmax(1, waves / 2);
+    return item * (waves <= FEW_WAVES ? ceil(waves) : waves);
+}
+
+/* 192 keys a block add less to dQ, 128 are more blocks. Few rows ask for dS by P in float32. */
+static int is_narrow(const fdm_device *device, const fdm_problem *p) {
+    return fits(&tiles[WIDE_TILE], device, p) && fits(&tiles[NARROW_TILE], device, p) && p->seqlen_q > FEW_ROWS &&
+           time_of_blocks(&tiles[NARROW_TILE], device, p) < time_of_blocks(&tiles[WIDE_TILE], device, p);
+}
+
+/* The rules' first, then the others in order. */
+static const struct tile *find_tile(const fdm_device *device, const fdm_problem *p, int32_t number) {
+    const int32_t first = is_narrow(device, p) ? NARROW_TILE : 0;
+    if (first && number-- == 0)
+        return &tiles[first];
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if ((!first || i != first) && fits(&tiles[i], device, p) && number-- == 0)
+            return &tiles[i];
+    return NULL;
+}
+
+/* Whether scattered keys are sorted: fewer are few blocks, and tiles of masks and biases are of neighbours. */
+enum { GATHER_KEYS_MIN = 512 };
+static int gathers(const fdm_problem *p) {
+    return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+}
+
+/* Blocks add anything in a fixed order. */
+static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
+
+/* Keys that lie in runs are taken by another launch: of the tile of dense attention to head dims of 64, and of blocks
+ * in the order of their walks. The device knows whether keys are scattered; blocks of the other launch end at once. */
+enum { RUNS_TILE = 0, RUNS_HEAD_DIM_MAX = 64 };
+static int launches_runs(const fdm_problem *p) { return gathers(p) && !is_ordered(p); }
+static const struct tile *launched_tile(const fdm_plan *plan, const fdm_problem *p, int runs) {
+    const int narrow = hopper_backward_padded(p->head_dim) <= RUNS_HEAD_DIM_MAX &&
+                       hopper_backward_padded(p->head_dim_v) <= RUNS_HEAD_DIM_MAX;
+    const int alone = !p->has_mask && !p->has_bias && !must_be_exact(p) && p->seqlen_q > FEW_ROWS; /* registers */
+    return &tiles[runs && narrow && alone ? RUNS_TILE : plan->parameters[TILE]];
+}
+static int32_t block_n_of(const fdm_plan *plan, const fdm_problem *p, int runs) {
+    return 64 * launched_tile(plan, p, runs)->warpgroups;
+}
+
+static struct hopper_division division_of(const fdm_plan *plan) {
+    return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
+}
+
+/* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
+ * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below, and loses as much
+ * where keys are sorted (measured). */
+static int adds_apart(const struct tile *t, const fdm_problem *p, int runs) {
+    const int alone = !gpu_mask_rows(p) && !p->has_bias && (!gathers(p) || runs);
+    const int fits = !(is_exact(t, p) && gpu_lists_keys(p) && gpu_hides_pairs(p)); /* what warps keep for themselves */
+    return p->needs_dq && fits && (orders_dq(p) || (is_wide(p) && alone)) && t->warpgroups == 2 &&
+           !gpu_dbias_in_turns(p);
+}
+static int32_t block_threads(const struct tile *t, const fdm_problem *p, int runs) {
+    return 128 * (t->warpgroups + 1 + adds_apart(t, p, runs));
+}
+
+/* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
+static int finds_visits(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_mask_rows(p)); }
+enum { BLOCK_N_LISTED = 128 };
+static int64_t key_blocks_of(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_k, BLOCK_N_LISTED); }
+static int64_t row_tiles(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_q, BLOCK_M); }
+static int64_t visit_words(const fdm_problem *p) {
+    const int64_t keys = gathers(p) ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) : p->seqlen_k;
+    return gpu_ceil_div(keys, BLOCK_N_LISTED * HOPPER_VISITS_BLOCKS);
+}
+static int64_t visits_bytes(const fdm_problem *p) {
+    return finds_visits(p) ? p->batch * p->heads_kv * row_tiles(p) * visit_words(p) * 8 : 0;
+}
+
+static int empty_rows(const fdm_problem *p) {
+    return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals;
+}
+/* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
+ * ordered by an acquire, for which who makes dQ has no time. */
+static int stores_first(const struct tile *t, const fdm_problem *p) {
+    return orders_dq(p) && adds_apart(t, p, 0) && !empty_rows(p);
+}
+
+static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
+    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
+    needs.semaphores = orders_dq(p);
+    needs.stores_first = stores_first(&tiles[plan->parameters[TILE]], p);
+    needs.early = 1;
+    needs.notes_empty = empty_rows(p) && !p->varlen;
+    needs.may_order_keys = needs.orders_keys = gathers(p);
+    needs.order_block_n = launches_runs(p) ? block_n_of(plan, p, 1) : 0;
+    needs.block_m = BLOCK_M;
+    needs.block_n = BLOCK_N_LISTED;
+    needs.dbias_shares = 1;
+    needs.dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)key_blocks_of(p) : 0;
+    needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
+    return needs;
+}
+
+static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    return gpu_backward_workspace_bytes(p, &needs) + visits_bytes(p);
+}
+
+/* ---- choice ---- */
+
+/* Of intervals, masks and biases. */
+static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
+    const int mask_rows = gpu_mask_rows(p), bias_rows = gpu_bias_rows(p);
+    if ((p->has_intervals && p->interval_heads > p->heads_kv) || (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
+        (p->has_bias && !bias_rows && p->bias_shape[1] > p->heads_kv))
+        return "query heads that share keys have intervals, masks or biases of keys of their own";
+    if ((mask_rows || bias_rows) &&
+        (!p->scores_mappable || p->varlen || (mask_rows && p->mask_shape[3] != p->seqlen_k) ||
+         (bias_rows && p->bias_shape[3] != p->seqlen_k)))
+        return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
+    if (bias_rows && p->bias_dtype != p->dtype)
+        return "a bias with query rows has q's dtype";
+    if (p->has_bias && p->softcap > 0)
+        return "there is no softcap beside a bias";
+    if (gpu_dbias_in_turns(p) && p->bias_shape[1] < p->heads && p->heads > p->heads_kv)
+        return "in a fixed order, query heads that share keys do not share the gradient of a bias";
+    if ((gpu_lists_keys(p) || mask_rows) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
+        snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
+                 BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
+        return text;
+    }
+    return NULL;
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    const char *clause = hopper_backward_refusal(p, 128, text, size);
+    if (!clause)
+        clause = refusal_of_scores(p, text, size);
+    return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
+    const int64_t blocks = gpu_ceil_div(p->seqlen_k, block_n) * p->heads_kv * p->batch;
+    return p->varlen && gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
+               ? "blocks of keys are few, and of packed sequences it does not divide the query heads that share them"
+               : NULL;
+}
+
+/* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
+ * each comes to a tile of rows after the one before it: a step and a third after it where who makes dQ takes the turns
+ * too. There walks differ under a causal mask or window, and more begin anew. Turns are equally large. */
+static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts, const struct tile *t) {
+    const int32_t together = gpu_bounded(p) && !adds_apart(t, p, 0) ? 4 : 8;
+    const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;
+    const int64_t turns = least < heads ? heads / least : 1;
+    return (int32_t)((heads + turns - 1) / turns);
+}
+
+/* First the tiles, then the other divisions of the first tile's heads. */
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
+    const struct tile *t = find_tile(device, p, number);
+    struct hopper_division division;
+    int32_t other = 0;
+    if (!t && (t = find_tile(device, p, 0)))
+        for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
+            ;
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, other, &division))
+        return 0;
+    plan->parameters[TILE] = (int32_t)(t - tiles);
+    plan->parameters[PARTS] = division.parts;
+    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts, t) : division.in_turn;
+    plan->block_m = BLOCK_M;
+    plan->block_n = 64 * t->warpgroups;
+    plan->stages = t->stages;
+    plan->shared_bytes = shared_bytes(t, p);
+    plan->workspace_bytes = workspace_bytes(plan, p);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
+             t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
+             t->kind == SPACIOUS ? "_Spacious" : "");
+    const int apart = adds_apart(t, p, 0), wide = is_wide(p);
+    char adder[64] = "";
+    if (apart)
+        snprintf(adder, sizeof adder, ", one that adds it%s (%d)", orders_dq(p) ? " in order" : "",
+                 HOPPER_BACKWARD_ADDER_REGISTERS(wide));
+    snprintf(plan->reason, sizeof plan->reason,
+             "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
+             "loads and makes dQ (%d)%s, %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
+             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
+             HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups, apart, wide),
+             HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups, apart, wide), adder, BLOCK_M, t->stages, t->dout_stages,
+             t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
+             launches_runs(p) ? "; scattered keys in the order of the last row that sees them, others by another launch"
+             : gathers(p)     ? "; keys in the order of the last row that sees them"
+                              : "",
+             orders_dq(p)    ? "; blocks add to a row's dQ in the order of their keys"
+             : is_ordered(p) ? "; blocks add to the bias' gradient in the order of their heads"
+                             : "");
+    hopper_backward_name_parts(p, division, plan);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+static int32_t hopper_scrub(const fdm_problem *p) {
+    return gpu_hides_pairs(p) ? HOPPER_SCRUB_NUMBERS : gpu_lists_keys(p) ? HOPPER_SCRUB_HIDDEN : HOPPER_SCRUB_NONE;
+}
+
+static int32_t keys_of(const fdm_problem *p, int runs) {
+    return runs               ? HOPPER_KEYS_RUNS
+           : launches_runs(p) ? HOPPER_KEYS_SCATTERED
+           : gathers(p)       ? HOPPER_KEYS_SORTED
+                              : HOPPER_KEYS_PLACED;
+}
+
+static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, struct cuda_kernel_request *request) {
+    const struct tile *t = launched_tile(plan, p, runs);
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
+                      .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+                      .DS_REGISTERS = t->ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
+                      .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .EXACT = is_exact(t, p),
+                      .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
+                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p, runs),
+                      .ORDERED = is_ordered(p));
+    request->file = "families/hopper/backward/hopper_backward.cu";
+    request->entry = "hopper_backward";
+    request->shared_bytes = shared_bytes(t, p);
+    request->threads = block_threads(t, p, runs);
+}
+
+static void visits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SOFTCAP | GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .KEYS = keys_of(p, 0));
+    request->file = "families/hopper/backward/hopper_visits.cu";
+    request->entry = "hopper_visits";
+    request->shared_bytes = 0;
+    request->threads = 32 * HOPPER_VISITS_BLOCKS;
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t tile = plan->parameters[TILE];
+    if (tile < 0 || tile >= NUM_TILES || !hopper_backward_divides(p, division_of(plan)))
+        return 0;
+    const struct tile *t = &tiles[tile];
+    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);
+}
+
+/* The kernels before, of which the last may be that of the visits, the main one, that of runs, those after; `before`:
+ * how many the first are. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
+                             int32_t *before) {
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
+    if (finds_visits(p))
+        visits_request(p, &list[(*before)++]);
+    int32_t count = *before;
+    for (int runs = 0; runs <= launches_runs(p); runs++)
+        main_request(plan, p, runs, &list[count++]);
+    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    int32_t before;
+    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
+}
+
+static fdm_status launch_visits(const struct cuda_kernel *kernel, const fdm_problem *p,
+                                const struct hopper_backward_params *params, void *stream) {
+    const struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {gpu_grid(p->batch * p->heads_kv * gpu_ceil_div(row_tiles(p), 32)), 1, 1},
+        .threads = 32 * HOPPER_VISITS_BLOCKS,
+        .stream = stream,
+        .arguments = params,
+        .arguments_bytes = sizeof *params};
+    return cuda_launch(&launch);
+}
+
+/* The launch of the blocks that own keys, behind that of the visits. */
+static fdm_status launch_main(const fdm_plan *plan, const struct attention *attention, int runs,
+                              const struct cuda_kernel_request *request, const struct cuda_kernel *const *kernel,
+                              struct hopper_backward_params *params, void *stream) {
+    const fdm_problem *p = attention->problem;
+    const int32_t block_n = block_n_of(plan, p, runs);
+    const int sorted = gathers(p) && !runs;
+    struct hopper_division division = division_of(plan);
+    if (sorted && !is_ordered(p)) /* the longest walks of all heads first, from the last rows, which stay together */
+        division.in_turn = (int32_t)(p->heads_kv * p->batch * division.parts);
+    const int64_t blocks = hopper_backward_order(p, block_n, division, sorted, params);
+    fdm_status status = FDM_OK;
+    if (!runs || block_n != plan->block_n) /* else they are those of the first launch */
+        status = hopper_backward_maps(plan, attention, block_n, params);
+    if (status || (finds_visits(p) && (status = launch_visits(kernel[-1], p, params, stream))))
+        return status;
+    const struct cuda_launch launch = {.kernel = *kernel,
+                                       .grid = {gpu_grid(blocks), 1, 1},
+                                       .threads = (uint32_t)request->threads,
+                                       .programmatic_launch = 1,
+                                       .stream = stream,
+                                       .arguments = params,
+                                       .arguments_bytes = sizeof *params};
+    return cuda_launch(&launch);
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    int32_t before;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[TILE]);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
+    if (status)
+        return status;
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    struct hopper_backward_params params;
+    gpu_backward_fill(attention, &needs, workspace, &params.in);
+    params.visits = (uint64_t *)(void *)((char *)workspace + gpu_backward_workspace_bytes(p, &needs));
+    params.row_tiles = (int32_t)row_tiles(p);
+    params.visit_words = (int32_t)visit_words(p);
+    if ((status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
+        return status;
+    const int32_t runs_launches = launches_runs(p);
+    for (int32_t runs = 0; runs <= runs_launches && !status; runs++)
+        status = launch_main(plan, attention, runs, &list[before + runs], kernels + before + runs, &params, stream);
+    return status ? status
+                  : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + before + 1 + runs_launches, p, &needs,
+                                          &params.in, stream);
+}
+
+const struct gpu_algorithm hopper_backward_algorithm = {
+    .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
+                GPU_SCORE_FEATURES | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
+                GPU_FEATURE_DETERMINISTIC,
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

@@ -1,0 +1,148 @@
+/* hopper_keys.cuh: what a block that owns keys lists in shared memory before its steps: its keys, where
+ * something says key by key which rows see them (KEYED), and which tiles of query rows have a step (LISTED), as some
+ * key is seen by them.
+ *
+ * At `keys` words [BLOCK_N] each: the first row that sees the key, the row past the last (both 0: none), its bias. At
+ * `seen` a bit for each tile of BLOCK_M rows that has a step, after them (MASK_TILE) a bit for each of which the mask
+ * hides a part. The query heads of a group agree on all of it. */
+#ifndef FDM_HOPPER_KEYS_CUH
+#define FDM_HOPPER_KEYS_CUH
+
+#include "families/hopper/backward/hopper_gradients.cuh"
+#include "gpu/block_mask.h"
+
+enum { SEEN_WORDS = HOPPER_BACKWARD_TILES_MAX / 32 };
+
+/* The number of the block's n-th key; from seqlen_k on: none. */
+__device__ __forceinline__ int key_number(const struct hopper_backward_params &a, const struct key_block &k, int n) {
+    return are_sorted(a) ? *sorted_keys(a, k, n) : k.first_key + n;
+}
+
+/* Rows first .. last - 1 see the block's n-th key: none where that is empty. */
+__device__ __forceinline__ struct key_bounds find_key(const struct hopper_backward_params &a, const struct key_block &k,
+                                                      const struct sequence &s, int n) {
+    return rows_of_key(a.in.in, s, k.kv_head * a.in.in.group, key_number(a, k, n));
+}
+
+/* A thread a key. */
+__device__ __forceinline__ void list_keys(const struct hopper_backward_params &a, const struct key_block &k,
+                                          uint32_t keys) {
+    const int n = threadIdx.x;
+    if (n >= BLOCK_N)
+        return;
+    const struct key_bounds key = find_key(a, k, find_sequence(a.in.in, k.batch), n);
+    st_shared_4(keys + n * 4, key.first < key.last ? (uint32_t)key.first : 0);
+    st_shared_4(keys + (BLOCK_N + n) * 4, key.first < key.last ? (uint32_t)key.last : 0);
+    if (BIAS && !BIAS_ROWS)
+        st_shared_4(keys + (2 * BLOCK_N + n) * 4, __float_as_uint(key.bias));
+}
+
+/* Of each warp's 16 keys: the first row from which all rows before the second see all of them. */
+__device__ __forceinline__ void note_covered(uint32_t keys, uint32_t covered) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= BLOCK_N / 16)
+        return;
+    const uint32_t at = keys + (warp * 16 + lane % 16) * 4;
+    const int first = __reduce_max_sync(0xffffffff, (int)ld_shared_4(at));
+    const int end = __reduce_min_sync(0xffffffff, (int)ld_shared_4(at + BLOCK_N * 4));
+    if (lane == 0) {
+        st_shared_4(covered + warp * 8, (uint32_t)first);
+        st_shared_4(covered + warp * 8 + 4, (uint32_t)end);
+    }
+}
+
+/* Tiles of the word-th 32 that rows first .. last - 1 lie in. */
+__device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last) {
+    const int from = max(first / BLOCK_M - word * 32, 0), to = min((last - 1) / BLOCK_M - word * 32, 31);
+    return first < last && from <= to ? 0xffffffffu << from & 0xffffffffu >> (31 - to) : 0;
+}
+
+/* What the mask does to the lane-th tile of the word-th 32, where it is one of `bits`: GPU_BLOCK_*. */
+__device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params &a, const struct key_block &k, int word,
+                                            uint32_t bits) {
+    const struct gpu_forward_params &in = a.in.in;
+    const int lane = threadIdx.x % 32, tile = word * 32 + lane;
+    const uint8_t *kinds = in.block_mask + k.batch * in.block_mask_batch +
+                           k.kv_head * in.group / in.mask.group * in.block_mask_head + k.first_key / BLOCK_N;
+    return bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
+}
+
+/* A warp a word. */
+__device__ __forceinline__ void list_tiles(const struct hopper_backward_params &a, const struct key_block &k,
+                                           uint32_t keys, uint32_t seen) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int word = threadIdx.x / 32; word < SEEN_WORDS; word += THREADS / 32) {
+        uint32_t bits = 0;
+        if (KEYED) {
+#pragma unroll
+            for (int n = 0; n < BLOCK_N; n += 32)
+                bits |= tiles_of_rows(word, (int)ld_shared_4(keys + (n + lane) * 4),
+                                      (int)ld_shared_4(keys + (BLOCK_N + n + lane) * 4));
+            bits = __reduce_or_sync(0xffffffff, bits);
+        } else {
+            bits = tiles_of_rows(word, k.first_tile * BLOCK_M, (k.first_tile + k.tiles) * BLOCK_M);
+        }
+        if (MASK_TILE) {
+            const int kind = kind_of_tile(a, k, word, bits);
+            bits = __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
+            const uint32_t parts = __ballot_sync(0xffffffff, kind == GPU_BLOCK_PARTIAL);
+            if (lane == 0)
+                st_shared_4(seen + (SEEN_WORDS + word) * 4, parts);
+        }
+        if (lane == 0)
+            st_shared_4(seen + word * 4, bits);
+    }
+}
+
+/* Tiles whose bits are set: how many, the first and the last. Every warp counts for itself. */
+struct listed_tiles {
+    int count, first, last;
+};
+__device__ __forceinline__ struct listed_tiles count_listed(uint32_t seen) {
+    const int lane = threadIdx.x % 32;
+    int tiles = 0, first = HOPPER_BACKWARD_TILES_MAX, last = 0;
+#pragma unroll
+    for (int word = lane; word < SEEN_WORDS; word += 32) {
+        const uint32_t bits = ld_shared_4(seen + word * 4);
+        tiles += __popc(bits);
+        first = bits ? min(first, word * 32 + __ffs(bits) - 1) : first;
+        last = bits ? word * 32 + 31 - __clz(bits) : last;
+    }
+    return {(int)__reduce_add_sync(0xffffffff, tiles), __reduce_min_sync(0xffffffff, first),
+            __reduce_max_sync(0xffffffff, last)};
+}
+#if LISTED
+/* The block's steps, of those tiles alone. */
+__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
+    const struct listed_tiles listed = count_listed(seen);
+    k.tiles = listed.count;
+    k.first_tile = listed.first;
+    k.last_tile = listed.last;
+    k.steps = k.tiles * heads;
+    k.seen = seen;
+    return k;
+}
+#endif
+
+/* Whether the mask hides a part of a tile that has a step. */
+__device__ __forceinline__ bool hides_part(uint32_t seen, int tile) {
+    return ld_shared_4(seen + (SEEN_WORDS + tile / 32) * 4) >> tile % 32 & 1;
+}
+
+/* The rows of one matrix of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by so many
+ * threads. */
+template <int chunks, int threads = 128>
+__device__ __forceinline__ void gather_rows(uint32_t to, const struct gpu_matrix &from, int columns,
+                                            const struct hopper_backward_params &a, const struct key_block &k) {
+    const char *head = row_address(from, k.batch, k.kv_head, 0);
+#pragma unroll 4
+    for (int n = threadIdx.x % threads; n < BLOCK_N * chunks; n += threads) {
+        const int row = n / chunks, chunk = n % chunks, key = key_number(a, k, row);
+        const int bytes = key < a.in.in.seqlen_k ? min(max(columns - chunk * 8, 0), 8) * 2 : 0;
+        cp_async_16_fill(panels<BLOCK_N>{to}.chunk(row, chunk), bytes ? head + key * from.row * 2 + chunk * 16 : head,
+                         bytes);
+    }
+}
+
+#endif

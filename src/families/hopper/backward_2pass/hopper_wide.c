@@ -1,0 +1,246 @@
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
+ * every time at all head dims. */
+#include "families/hopper/backward_2pass/hopper_wide.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+#include "families/hopper/backward/hopper_gradients.h"
+#include "families/hopper/hopper_family.h"
+#include "families/hopper/pipeline/hopper_items.h"
+#include "gpu/tile_plan_launch.h"
+
+enum { V_STAGES, P_STAGES, PARTS, IN_TURN }; /* the plan's parameters */
+
+static struct hopper_backward_asks asks_of(const fdm_problem *p) {
+    return (struct hopper_backward_asks){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
+}
+static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
+    return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages,
+                                asks_of(p));
+}
+static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
+    return hopper_wide_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), p_stages,
+                                 asks_of(p));
+}
+
+static struct hopper_division division_of(const fdm_plan *plan) {
+    return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
+}
+
+static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
+    struct gpu_backward_needs needs = hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
+    needs.block_m = needs.block_n = HOPPER_WIDE_MASK;
+    needs.may_order_keys = needs.orders_keys = p->has_intervals;
+    needs.order_block_n = p->has_intervals ? HOPPER_WIDE_KEYS : 0;
+    needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
+    return needs;
+}
+
+/* The tile plan lies behind the rest. */
+static int64_t plan_offset(const fdm_problem *p, const struct gpu_backward_needs *needs) {
+    return gpu_round_up(gpu_backward_workspace_bytes(p, needs), 256);
+}
+static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    return plan_offset(p, &needs) + (p->has_intervals ? tile_plan_bytes(p) : 0);
+}
+
+/* ---- choice ---- */
+
+enum { LENGTH_MAX = HOPPER_WIDE_MASK * HOPPER_BACKWARD_TILES_MAX }; /* where tiles are listed */
+
+/* Of intervals, and of masks and biases with query rows. */
+static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
+    if ((p->has_mask || p->has_intervals) && (p->seqlen_q > LENGTH_MAX || p->seqlen_k > LENGTH_MAX)) {
+        snprintf(text, size, "beside masks and intervals there are at most %d query rows and keys", LENGTH_MAX);
+        return text;
+    }
+    if (p->has_intervals && (p->varlen || !tile_plan_possible(p)))
+        return "there are no masks, biases or packed sequences beside intervals";
+    if (p->has_intervals && p->interval_heads > p->heads_kv)
+        return "query heads that share keys have intervals of their own";
+    if (!p->has_mask && !p->has_bias)
+        return NULL;
+    if (p->has_mask && p->mask_shape[1] > p->heads_kv)
+        return "query heads that share keys have masks of their own";
+    if (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
+        (p->has_bias && p->bias_shape[3] != p->seqlen_k) || p->seqlen_k % (p->has_mask ? 16 : 8))
+        return "rows of mask and bias must be contiguous, and multiples of 16 bytes";
+    if (p->has_bias && p->bias_dtype != p->dtype)
+        return "a bias has q's dtype";
+    if (p->has_bias && p->softcap > 0)
+        return "there is no softcap beside a bias";
+    if (gpu_dbias_constant(p) == GPU_DBIAS_SUMS)
+        return "the gradient of a bias that heads or batches share is a sum over blocks";
+    return NULL;
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    const char *clause = hopper_backward_refusal(p, 256, text, size);
+    if (!clause)
+        clause = refusal_of_scores(p, text, size);
+    const int fits = dq_bytes(p, 1) <= device->shared_bytes && dkv_bytes(p, 1) <= device->shared_bytes;
+    return clause || fits ? clause : gpu_no_tile_fits(device, text, size);
+}
+
+/* Up to here hopper.backward computes five products a tile where this kernel has seven, and mma.backward is faster too.
+ * tanh stands between its products, but mma.backward pays for a fixed order (docs/lab/hopper_backward.md). */
+enum { NARROW = 128 };
+
+/* The orders of blocks and keys and the tile plan take 35 us: measured at head dim 256, keys 1024 of 8 heads are slower
+ * by a third than by mma.backward, 2048 faster by a sixth. At 400 TFLOPS. */
+static int plan_costs_more(const fdm_problem *p) {
+    return p->has_intervals && !p->deterministic &&
+           hopper_pairs(p) * (double)(6 * p->head_dim + 4 * p->head_dim_v) / 400e12 < 60e-6;
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    if (plan_costs_more(p))
+        return "the plan of tiles takes longer than it gains";
+    return p->head_dim <= NARROW && p->head_dim_v <= NARROW ? "at head dims up to 128 it is the slowest on tensor cores"
+           : p->softcap > 0 && !p->deterministic            ? "mma.backward is faster beside a softcap"
+                                                            : NULL;
+}
+
+/* One tile; the ways are the divisions of the heads in the kernel of dK and dV. */
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    const double flops = (double)(4 * p->head_dim + 4 * p->head_dim_v);
+    struct hopper_division division;
+    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, number, &division))
+        return 0;
+    const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
+    const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
+    plan->parameters[V_STAGES] = v_stages;
+    plan->parameters[P_STAGES] = p_stages;
+    plan->parameters[PARTS] = division.parts;
+    plan->parameters[IN_TURN] = division.in_turn;
+    plan->block_m = HOPPER_WIDE_DQ_ROWS;
+    plan->block_n = HOPPER_WIDE_KEYS;
+    plan->stages = HOPPER_WIDE_STAGES;
+    plan->shared_bytes =
+        dq_bytes(p, v_stages) > dkv_bytes(p, p_stages) ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
+    plan->workspace_bytes = workspace_bytes(plan, p);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_TwoKernels_128x64_V%d_P%d", v_stages, p_stages);
+    snprintf(
+        plan->reason, sizeof plan->reason,
+        "head dim %lld on compute capability 9.0: one kernel for dQ (two warpgroups of 64 rows, 64 keys a step), one "
+        "for dK and dV of 64 keys (a warpgroup each, 64 rows a step), %d registers a thread (%lld KB): no additions "
+        "in global memory, the same bits every time%s",
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), HOPPER_WIDE_CONSUMER_REGISTERS,
+        (long long)(plan->shared_bytes + 1023) >> 10,
+        p->has_intervals ? "; tiles that no row sees are left out, scattered keys in the order of the last row that "
+                           "sees them"
+                         : "");
+    hopper_backward_name_parts(p, division, plan);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+enum { PLAN, DQ, DKV, NUM_KERNELS };
+
+static int wanted(const fdm_problem *p, int32_t kernel) {
+    const int dq = p->needs_dq || gpu_dbias_constant(p);
+    return kernel == PLAN ? p->has_intervals && dq : kernel == DQ ? dq : p->needs_dk || p->needs_dv;
+}
+
+static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
+                         struct cuda_kernel_request *request) {
+    const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
+    if (kernel == PLAN) {
+        tile_plan_request(p, request);
+        return;
+    }
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
+                      .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0,
+                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
+                      .SCRUB = gpu_hides_keys(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+    request->file = kernel == DQ ? "families/hopper/backward_2pass/hopper_wide_dq.cu"
+                                 : "families/hopper/backward_2pass/hopper_wide_dkv.cu";
+    request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
+    request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
+    request->threads = HOPPER_WIDE_THREADS;
+    /* What a row that is done again needs behind the loop. */
+    if (kernel == DQ && p->has_mask && gpu_dbias_constant(p))
+        request->spill_bytes_max = 8;
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
+    if (!hopper_backward_divides(p, division_of(plan)))
+        return 0;
+    if (v_stages < 1 || v_stages > 2 || p_stages < 1 || p_stages > 2 || p->head_dim > 256 || p->head_dim_v > 256)
+        return 0;
+    const int32_t dq = dq_bytes(p, v_stages), dkv = dkv_bytes(p, p_stages);
+    return plan->block_m == HOPPER_WIDE_DQ_ROWS && plan->block_n == HOPPER_WIDE_KEYS &&
+           plan->shared_bytes == (dq > dkv ? dq : dkv) && plan->workspace_bytes >= workspace_bytes(plan, p);
+}
+
+/* The kernels before, those of this file, those after. `before`: how many the first are. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
+                             int32_t *before) {
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    int32_t count = *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
+        if (wanted(p, kernel))
+            make_request(plan, p, kernel, &list[count++]);
+    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    int32_t before;
+    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    int32_t before;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
+    if (status)
+        return status;
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    struct hopper_backward_params params;
+    gpu_backward_fill(attention, &needs, workspace, &params.in);
+    const int64_t key_blocks = hopper_backward_order(p, HOPPER_WIDE_KEYS, division_of(plan), p->has_intervals, &params);
+    const int64_t row_blocks = hopper_all_blocks(p, 1, plan->block_m);
+    if ((status = hopper_backward_maps(plan, attention, HOPPER_WIDE_KEYS, &params)))
+        return status;
+    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
+    int32_t next = before;
+    if (!status && wanted(p, PLAN))
+        status = tile_plan_launch(plan->device.index, kernels[next++], p, &params.in.in,
+                                  (struct tile_plan_order){plan->block_m, params.in.order, params.in.block_order},
+                                  (char *)workspace + plan_offset(p, &needs), stream, &params.plan);
+    for (int32_t kernel = DQ; kernel < NUM_KERNELS && !status; kernel++)
+        if (wanted(p, kernel)) {
+            const struct cuda_launch launch = {.kernel = kernels[next++],
+                                               .grid = {gpu_grid(kernel == DQ ? row_blocks : key_blocks), 1, 1},
+                                               .threads = HOPPER_WIDE_THREADS,
+                                               .stream = stream,
+                                               .arguments = &params,
+                                               .arguments_bytes = sizeof params};
+            status = cuda_launch(&launch);
+        }
+    return status ? status : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params.in, stream);
+}
+
+const struct gpu_algorithm hopper_wide_algorithm = {
+    .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
+                GPU_FEATURE_INTERVALS | GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE |
+                GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

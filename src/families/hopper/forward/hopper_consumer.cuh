@@ -1,0 +1,59 @@
+/* hopper_consumer.cuh: a warpgroup of 64 query rows, as the forwards have them: its place, its turn, its two products.
+ * For kernels that define the tile, their rings (q_ring, k_ring, v_ring, work_ring) and TURN_BARRIER. */
+#ifndef FDM_HOPPER_CONSUMER_CUH
+#define FDM_HOPPER_CONSUMER_CUH
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/forward/hopper_rows.cuh"
+#include "families/hopper/forward/hopper_softmax.cuh"
+#include "families/hopper/forward/hopper_work.cuh"
+#include "families/hopper/pipeline/hopper_panels.cuh"
+
+struct row_owner {
+    uint32_t base, item, step;
+    int warpgroup;
+    float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
+    uint32_t p[BLOCK_N / 16][4];
+    struct softmax_rows rows;
+    struct row_sinks sinks;
+
+    __device__ __forceinline__ row_owner(uint32_t shared)
+        : base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
+
+    /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
+    __device__ __forceinline__ struct item_facts facts() const { return read_facts(work_ring(base).tile(item)); }
+    /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
+    static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+    /* Of half 0, in the block tile. */
+    __device__ __forceinline__ int local_row() const {
+        return warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+    }
+
+    __device__ __forceinline__ void take_turn() {
+        if (TURNS)
+            barrier_sync(TURN_BARRIER + warpgroup, 256);
+    }
+    __device__ __forceinline__ void pass_turn() {
+        if (TURNS)
+            barrier_arrive(TURN_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
+    }
+
+    /* S = Q K^T */
+    __device__ __forceinline__ void multiply_qk() {
+        const panels<BLOCK_M> q = panels<BLOCK_M>{q_ring(base).tile(item)}.rows(warpgroup * 64);
+        const panels<BLOCK_N> k = {k_ring(base).tile(step)};
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 16; n++)
+            wgmma_m64k16<F16, 0>(s, by_columns(q, n), by_columns(k, n), n > 0);
+    }
+    /* O = P V + (add ? O : 0), V of the step before */
+    __device__ __forceinline__ void multiply_pv(bool add) {
+        const panels<BLOCK_N> v = {v_ring(base).tile(step - 1)};
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 16; n++)
+            wgmma_m64k16<F16, 1>(o, p[n], by_rows(v, n), n > 0 || add);
+    }
+};
+
+#endif

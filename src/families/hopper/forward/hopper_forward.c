@@ -1,0 +1,522 @@
+/* hopper_forward.c: the wgmma forward on the host: which tile and scheduler for which problem, tensor maps, launch. */
+#include "families/hopper/forward/hopper_forward.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "families/hopper/forward/hopper_gather_launch.h"
+#include "families/hopper/forward/hopper_ways.h"
+#include "families/hopper/hopper_family.h"
+#include "families/hopper/pipeline/hopper_copies.h"
+#include "families/hopper/pipeline/hopper_items.h"
+#include "gpu/splits.h"
+#include "gpu/tile_maps.h"
+#include "gpu/tile_plan_launch.h"
+
+/* ---- tiles ---- */
+
+/* A row suits when head dims, scores, window and length fit it; of those the one whose items take the least time in all
+ * is chosen, the first of equals. Registers of S, P and O are block_n / 2 + block_n / 4 + head_dim_v / 2 of 240 (two
+ * warpgroups) or 160 (three). Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
+struct tile {
+    int32_t head_dim_max;
+    int32_t scored;  /* 1: with a mask or bias; those tiles take problems without, too; 2: chosen for a mask alone */
+    int32_t bounded; /* 1: chosen under causal or window alone; 0: without; -1: both */
+    int32_t seqlen_k_min;
+    int32_t warpgroups, block_n;
+    int32_t stages, q_stages; /* of K, and of V; of Q */
+    int32_t score_stages, turns, scheduler;
+    double item; /* time of an item, of one with 128 rows 1 */
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {64, 0, 0, 0, 3, 128, 2, 2, 0, 1, ITEMS_STATIC, 1.25, "192 rows a load; 20 % faster than 128 where they are full"},
+    {64, 0, 1, 0, 3, 128, 4, 2, 0, 1, ITEMS_DYNAMIC, 1.25,
+     "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
+     "fewer rows"},
+    {96, 0, 1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.33, "192 rows a load; 8 to 15 % faster than 128x128"},
+    {96, 0, -1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.44, "192 rows a load; 2 to 5 % faster than 128x128"},
+    {96, 0, -1, 0, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.6, "192 rows save a wave; each waits for its Q"},
+    {128, 0, 0, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1,
+     "the next item's Q is there; 176 keys with one Q are slower at every length"},
+    {128, 0, 1, 513, 2, 128, 2, 2, 0, 1, ITEMS_DYNAMIC, 1, "1 to 4 % faster than in a static order"},
+    {128, 0, 1, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1, "short items: pairs of equal work need no count"},
+    {192, 0, -1, 0, 2, 96, 2, 1, 0, 1, ITEMS_STATIC, 1, "two stages of K and V fit; 4 % faster than 112 keys"},
+    {256, 0, 0, 4096, 2, 80, 2, 1, 0, 0, ITEMS_STATIC, 1,
+     "the widest step whose shared memory fits; level with 64 keys"},
+    {256, 0, 1, 4096, 2, 64, 2, 1, 0, 0, ITEMS_LONGEST, 1, "1 to 5 % faster than any other order and step"},
+    {256, 0, -1, 0, 2, 64, 2, 1, 0, 0, ITEMS_STATIC, 1,
+     "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
+    {64, 1, -1, 0, 2, 128, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
+    {128, 2, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1,
+     "two stages of the mask hide its loads; up to 30 % faster than one beside 128 keys"},
+    {128, 1, -1, 0, 2, 128, 2, 1, 1, 1, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
+    {128, 1, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
+    {256, 1, -1, 0, 2, 64, 2, 1, 1, 0, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
+};
+enum {
+    NUM_TILES = sizeof tiles / sizeof tiles[0],
+    NUM_SCHEDULERS = 3,
+    FEW_WAVES = 4,
+    FEW_ROWS = 16,
+    FEW_RANGED_ROWS = 64, /* the plan and another kernel cost more than empty rows */
+    FEW_PACKED_ROWS = 32
+};
+
+/* A way to run a problem: a tile, who hands out items, and how many of exp2's results are made on the FMA pipe. */
+struct variant {
+    const struct tile *tile;
+    int32_t scheduler, exp2_frequency, exp2_residue, copies;
+    struct hopper_way way;
+};
+/* What variants of the first tile emulate: 1 of 8, 1 of 4, 1 of 2. */
+static const int32_t exp2_frequencies[] = {8, 4, 2};
+enum { NUM_EXP2 = 3 };
+
+enum { HOPPER_FORWARD_PARAMETERS(PLAN_PARAMETER) };
+
+static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
+static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
+/* A mask or bias with rows, of which tiles are loaded; ranges of rows that see a key, by which tiles are walked. */
+static int scored(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_bias; }
+static int ranged(const fdm_problem *p) { return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)); }
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    return hopper_forward_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages,
+                                       scored(p) ? t->score_stages : 0, padded(p->head_dim), padded(p->head_dim_v),
+                                       gpu_mask_rows(p), bias_bytes(p), ranged(p));
+}
+
+/* Whether the kernel can run the problem by this tile, shared memory aside. */
+static int takes(const struct tile *t, const fdm_problem *p) {
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p));
+}
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return takes(t, p) && shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* Workspace: the count of items that were begun and the block mask, or the tile plan, which has the counts; copies,
+ * parts of splits. */
+static int64_t copies_offset(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
+    if (ranged(p))
+        return tile_plan_bytes(p);
+    if (p->has_mask)
+        return HOPPER_COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
+    return hopper_count_bytes(scheduler);
+}
+static int64_t parts_offset(const struct tile *t, int32_t scheduler, int32_t copies, const fdm_problem *p) {
+    return copies_offset(t, scheduler, p) + hopper_copies_bytes(p, copies);
+}
+static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t copies, int32_t splits,
+                               const fdm_problem *p) {
+    return parts_offset(t, scheduler, copies, p) + (splits > 1 ? splits_workspace_bytes(p, splits) : 0);
+}
+
+/* Items may differ in what they see. */
+static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p); }
+
+/* Whether the rules prefer a tile that fits. */
+static int suits(const struct tile *t, const fdm_problem *p) {
+    return !t->scored == !scored(p) && (t->scored < 2 || !p->has_bias) &&
+           (t->bounded < 0 || t->bounded == bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
+}
+
+/* Items over multiprocessors. */
+static double waves_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return (double)hopper_all_blocks(p, 1, 64 * t->warpgroups) / (device->num_sms > 0 ? device->num_sms : 1);
+}
+
+/* Steps of the longest item over four: what a dynamic order of packed sequences loses at its end, since a block that
+ * begins that item has asked for another. An item of its own block has no next one, whose loads it would hide: about a
+ * step each. */
+static int longest_pays(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const double items = ceil((double)p->total_q / (64 * t->warpgroups)) * (double)p->heads;
+    const double steps = (double)hopper_visible_keys(p) / t->block_n;
+    return items / device->num_sms < steps / 4;
+}
+
+/* Under a causal mask or window a static order pairs a head's first block of rows with its last, so that pairs see as
+ * many keys. One pair of each multiprocessor is 2 to 10 % faster than any other order. Of an odd number of blocks one
+ * is left over, and a last wave of few pairs leaves multiprocessors idle: 13 to 29 % slower than a dynamic order. */
+static int32_t order_of_pairs(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    enum { FULL_PERCENT = 90 };
+    const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->warpgroups), num_sms = device->num_sms;
+    const int64_t pairs = blocks / 2 * p->heads * p->batch, room = (pairs + num_sms - 1) / num_sms * num_sms;
+    if (blocks > 1 && (blocks % 2 || 100 * pairs < FULL_PERCENT * room))
+        return t->scheduler == ITEMS_STATIC ? ITEMS_DYNAMIC : t->scheduler;
+    return blocks > 1 && pairs <= num_sms && !scored(p) ? ITEMS_STATIC : t->scheduler;
+}
+
+/* Where each item has a multiprocessor, none needs an order. Pairs by ranges are not equal, and blocks that leave all
+ * items to another kernel are few in a dynamic order. */
+static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p, int32_t splits) {
+    if (ranged(p))
+        return ITEMS_DYNAMIC;
+    if (splits == 1 && waves_of(t, device, p) <= 1)
+        return ITEMS_LONGEST;
+    if (!gpu_bounded(p))
+        return t->scheduler;
+    return splits > 1  ? ITEMS_DYNAMIC
+           : p->varlen ? longest_pays(t, device, p) ? ITEMS_LONGEST : ITEMS_DYNAMIC
+                       : order_of_pairs(t, device, p);
+}
+
+/* Time of all items on the device. Few waves are counted whole; a last item of at most 128 rows has warpgroups without
+ * any, and takes hardly longer than a tile of 128 rows would. */
+static double time_of_items(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const int64_t block_m = 64 * t->warpgroups, whole = p->seqlen_q / block_m, rest = p->seqlen_q % block_m;
+    const double waves = waves_of(t, device, p);
+    const double last = rest == 0 ? 0 : rest <= 128 ? fmin(t->item, 1.05) : t->item;
+    if (waves <= FEW_WAVES)
+        return ceil(waves) * t->item;
+    return waves * ((double)whole * t->item + last) / (double)(whole + (rest > 0));
+}
+
+static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
+    const struct tile *best = NULL;
+    double least = INFINITY;
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const double time = time_of_items(&tiles[i], device, p);
+        if (suits(&tiles[i], p) && fits(&tiles[i], device, p) && time < least) {
+            best = &tiles[i];
+            least = time;
+        }
+    }
+    return best;
+}
+
+/* ---- choice ---- */
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (!gpu_16_bits(p->dtype))
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (ranged(p) && !tile_plan_possible(p))
+        return "it takes key intervals, or masks that query rows share, without other masks or biases";
+    if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
+                      (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
+        return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
+    if (gpu_loads_nothing(p))
+        return "there is nothing to load";
+    if (hopper_copies_needed(p) && p->varlen)
+        return "TMA reads packed sequences whose strides are multiples of 16 bytes";
+    return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
+}
+
+/* At 600 TFLOPS. */
+static double seconds_of(const fdm_problem *p) {
+    return 2 * hopper_pairs(p) * (double)(p->head_dim + p->head_dim_v) / 600e12;
+}
+
+/* Copies of all matrices take longer than they gain: 4 us and 3.5 TB/s for what is done at 300 TFLOPS more. */
+static int copies_cost_more(const fdm_problem *p) {
+    return hopper_copies_needed(p) &&
+           seconds_of(p) < 4e-6 + 2 * (double)hopper_copies_bytes(p, HOPPER_COPY_ALL) / 3.5e12;
+}
+
+/* The tile plan and a kernel without work take 7 to 9 us. Tiles that lie whole save a sixth of the gather's time, or
+ * more. Padding hides little, intervals most of the pairs (docs/lab/hopper_tile_plan.md). */
+static int plan_costs_more(const fdm_problem *p) {
+    return ranged(p) && (p->seqlen_q <= FEW_RANGED_ROWS || seconds_of(p) < (p->has_intervals ? 200e-6 : 20e-6));
+}
+
+/* Rows of a tile at most, where heads are packed as the rules do it. */
+static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = preferred(device, p);
+    struct hopper_way ways[HOPPER_WAYS];
+    hopper_ways(device, p, 64 * t->warpgroups, t->block_n, ways);
+    return p->seqlen_q * ways[0].packed;
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    return p->seqlen_q <= FEW_ROWS && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
+               ? "few query rows leave most of a block tile of 128 rows empty"
+           : copies_cost_more(p) ? "copies that TMA can read take longer than they gain"
+           : plan_costs_more(p)  ? "the plan of tiles takes longer than it gains"
+                                 : NULL;
+}
+
+static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
+    const int32_t needed = hopper_copies_needed(p);
+    return needed ? needed : hopper_copies_that_pay(p, 64 * t->warpgroups);
+}
+
+/* Rows that differ in what they are preferred for alone give the same kernel. */
+static int same_kernel(const struct tile *a, const struct tile *b, const fdm_problem *p) {
+    return a->warpgroups == b->warpgroups && a->block_n == b->block_n && a->stages == b->stages &&
+           a->q_stages == b->q_stages && a->turns == b->turns && (a->score_stages == b->score_stages || !scored(p));
+}
+static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i) {
+    for (int32_t j = 0; j < i; j++)
+        if (fits(&tiles[j], device, p) && same_kernel(&tiles[j], &tiles[i], p))
+            return 1;
+    return 0;
+}
+
+/* Variant 0 is the rules'; then the same by other ways; then with or without copies, where both can be; then every tile
+ * that fits with every scheduler, each kernel once; then the first with exp2 on the FMA pipe. */
+static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
+    const struct tile *first = preferred(device, p);
+    struct hopper_way ways[HOPPER_WAYS];
+    if (!first)
+        return 0;
+    const int32_t num_ways = hopper_ways(device, p, 64 * first->warpgroups, first->block_n, ways);
+    const int32_t whole = scheduler_of(first, device, p, 1); /* of the way without splits, which is among them */
+    *v = (struct variant){first, scheduler_of(first, device, p, ways[0].splits), 1, 0, copies_of(first, p), ways[0]};
+    if (number < num_ways) {
+        v->way = ways[number];
+        v->scheduler = scheduler_of(first, device, p, v->way.splits);
+        return 1;
+    }
+    number -= num_ways - 1;
+    if (!hopper_copies_needed(p) && hopper_copies_possible(p) && --number == 0) {
+        v->copies ^= hopper_copies_possible(p);
+        return 1;
+    }
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const int other = fits(&tiles[i], device, p) && !is_repeated(device, p, i);
+        for (int32_t scheduler = 0; other && scheduler < NUM_SCHEDULERS; scheduler++)
+            if ((!same_kernel(&tiles[i], first, p) || scheduler != whole) && --number == 0) {
+                *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p), {1, 1}};
+                return 1;
+            }
+    }
+    /* a cubic beside masks or biases leaves the widest heads short of registers */
+    if (number > NUM_EXP2 || (scored(p) && padded(p->head_dim_v) > 192))
+        return 0;
+    v->exp2_frequency = exp2_frequencies[number - 1];
+    v->exp2_residue = 1;
+    return 1;
+}
+
+static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
+    char stages[8] = "", scores[8] = "", emulated[24] = "", packed[24] = "";
+    const char *split = v->way.splits > 1 ? "_Split" : "";
+    const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKV" : "";
+    if (v->tile->stages != 2)
+        snprintf(stages, sizeof stages, "_K%d", v->tile->stages);
+    if (scored(p))
+        snprintf(scores, sizeof scores, "_S%d", v->tile->score_stages);
+    if (v->exp2_residue)
+        snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
+    if (v->way.packed > 1)
+        snprintf(packed, sizeof packed, "_Packed%d", v->way.packed);
+    snprintf(code, size, "SM90_Wgmma_%dx%d%s_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, stages,
+             v->tile->q_stages, scores, v->tile->turns ? "_Turns" : "", emulated, packed, split, copies,
+             items_order_names[v->scheduler]);
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    struct variant v;
+    if (!find_variant(device, p, number, &v))
+        return 0;
+    plan->parameters[TILE] = (int32_t)(v.tile - tiles);
+    plan->parameters[SCHEDULER] = v.scheduler;
+    plan->parameters[EXP2_FREQUENCY] = v.exp2_frequency;
+    plan->parameters[EXP2_RESIDUE] = v.exp2_residue;
+    plan->parameters[NUM_SMS] = device->num_sms;
+    plan->parameters[PACKED_HEADS] = v.way.packed;
+    plan->parameters[NUM_SPLITS] = v.way.splits;
+    plan->parameters[COPIES] = v.copies;
+    plan->parameters[GATHER] = ranged(p) ? hopper_gather_tile(device, p) : 0;
+    plan->block_m = 64 * v.tile->warpgroups;
+    plan->block_n = v.tile->block_n;
+    plan->stages = v.tile->stages;
+    plan->shared_bytes = shared_bytes(v.tile, p);
+    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.way.splits, p);
+    name_choice(&v, p, plan->choice, sizeof plan->choice);
+    char packed[64] = "", split[64] = "";
+    const char *const walk = !ranged(p)                 ? ""
+                             : plan->parameters[GATHER] ? "; tiles that no row sees are left out, and heads whose "
+                                                          "keys lie scattered are left to hopper.gather"
+                                                        : "; tiles that no row sees are left out";
+    if (v.way.packed > 1)
+        snprintf(packed, sizeof packed, "; rows of %d query heads in a tile", v.way.packed);
+    if (v.way.splits > 1)
+        snprintf(split, sizeof split, "; %d splits of the keys", v.way.splits);
+    snprintf(
+        plan->reason, sizeof plan->reason,
+        "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
+        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s%s",
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
+        HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p), ranged(p)),
+        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p), ranged(p)), plan->block_n, v.tile->stages,
+        v.tile->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
+        v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
+        : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
+                                    : "",
+        packed, split, walk);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const uint32_t addresses = GPU_ALIKE_SCORES_ALIGNED | (p->varlen ? 0 : GPU_ALIKE_ALIGNED); /* TMA, or copies */
+    gpu_set_problem_constants(request, p, GPU_ALIKE_BIAS_ROWS | (p->has_mask ? 0 : GPU_ALIKE_MASK_ROWS) | addresses);
+    GPU_ADD_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
+                      .STAGES = t->stages, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
+                      .TURNS = t->turns, .SCHEDULER = plan->parameters[SCHEDULER],
+                      .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
+                      .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .PACKED_HEADS = plan->parameters[PACKED_HEADS],
+                      .SPLITS = plan->parameters[NUM_SPLITS] > 1, .REDO = gpu_hides_keys(p));
+    request->file = "families/hopper/forward/hopper_forward.cu";
+    request->entry = "hopper_forward";
+    request->shared_bytes = shared_bytes(t, p);
+    request->threads = 128 * (t->warpgroups + 1);
+    /* Warps beside the producer's clear rows of no sequence with its few registers, once a block. */
+    if (p->varlen && !scored(p))
+        request->spill_bytes_max = 96;
+    /* So does the one that names steps: a few numbers of its item. */
+    if (ranged(p) && t->warpgroups == 3)
+        request->spill_bytes_max += 48;
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t *x = plan->parameters;
+    if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1 ||
+        x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY] ||
+        !hopper_way_possible(p, (struct hopper_way){x[PACKED_HEADS], x[NUM_SPLITS]}) || x[COPIES] < 0 ||
+        x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL) ||
+        (x[GATHER] && (!ranged(p) || !hopper_gather_takes(p, x[GATHER]))))
+        return 0;
+    const struct tile *t = &tiles[x[TILE]];
+    return takes(t, p) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
+           plan->shared_bytes == shared_bytes(t, p) &&
+           plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], x[NUM_SPLITS], p);
+}
+
+/* The forward's kernel; that of the tile plan and that of scattered keys, or the block mask's, or that which combines
+ * splits; that of copies. */
+enum { FORWARD, OTHERS, SCATTERED, NUM_KERNELS = 4 };
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
+    int32_t count = OTHERS;
+    make_request(plan, p, &list[FORWARD]);
+    if (ranged(p)) {
+        tile_plan_request(p, &list[count++]);
+        if (plan->parameters[GATHER])
+            hopper_gather_request(p, plan->parameters[GATHER], &list[count++]);
+    } else if (p->has_mask)
+        block_mask_request(&list[count++]);
+    else if (plan->parameters[NUM_SPLITS] > 1)
+        combine_splits_request(p, &list[count++]);
+    if (plan->parameters[COPIES])
+        copy_rows_request(&list[count++]);
+    return count;
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
+}
+
+/* Heads before rows: a tile has the rows of `packed` heads in turn. */
+static void pack_heads(struct cuda_tensor_layout *l, int32_t packed) {
+    const int64_t rows = l->extents[1], row_bytes = l->stride_bytes[1];
+    l->extents[1] = l->extents[2];
+    l->extents[2] = rows;
+    l->stride_bytes[1] = l->stride_bytes[2];
+    l->stride_bytes[2] = row_bytes;
+    l->box[2] = l->box[1] / packed;
+    l->box[1] = packed;
+}
+
+static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
+                            struct hopper_forward_params *params) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_tensor_layout layouts[5];
+    struct cuda_tensor_map maps[5];
+    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
+    int32_t count = 3;
+    layouts[0] = tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
+    if (plan->parameters[PACKED_HEADS] > 1)
+        pack_heads(&layouts[0], plan->parameters[PACKED_HEADS]);
+    layouts[1] = tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
+    layouts[2] = tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
+    if (gpu_mask_rows(p))
+        layouts[count++] = tile_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, plan->block_m);
+    if (p->has_bias)
+        layouts[count++] = tile_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, plan->block_m);
+    fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
+    if (status)
+        return status;
+    params->q_map = maps[0];
+    params->k_map = maps[1];
+    params->v_map = maps[2];
+    params->mask_map = maps[gpu_mask_rows(p) ? 3 : 0];
+    params->bias_map = maps[count - 1];
+    return FDM_OK;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[TILE]);
+    struct cuda_kernel_request list[NUM_KERNELS];
+    const struct cuda_kernel *kernels[NUM_KERNELS], **last = kernels + make_requests(plan, p, list) - 1;
+    const int32_t *x = plan->parameters, copies = x[COPIES];
+    struct attention own;
+    fdm_status status = cuda_kernels_get(plan->device.index, list, (int32_t)(last - kernels) + 1, kernels);
+    if (status || (status = hopper_copies_before(*last, attention, copies,
+                                                 (char *)workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p),
+                                                 stream, &own)))
+        return status;
+    struct hopper_forward_params params = {
+        .items_begun = workspace,
+        .row_blocks = (int32_t)hopper_row_blocks(p, x[PACKED_HEADS], plan->block_m),
+        .items = (int32_t)(hopper_all_blocks(p, x[PACKED_HEADS], plan->block_m) * x[NUM_SPLITS]),
+        .mask_batches = (int32_t)p->mask_shape[0],
+        .bias_batches = (int32_t)p->bias_shape[0],
+        .mask_group = (int32_t)attention->mask.group,
+        .bias_group = (int32_t)attention->bias.group};
+    gpu_fill_forward(&own, &params.in);
+    if (x[NUM_SPLITS] > 1)
+        splits_fill(p, x[NUM_SPLITS], (char *)workspace + parts_offset(&tiles[x[TILE]], x[SCHEDULER], copies, p),
+                    &params.in);
+    const struct gpu_forward_params combined = params.in;
+    params.in.heads /= x[PACKED_HEADS];
+    params.in.group /= x[PACKED_HEADS];
+    if ((status = make_maps(plan, &own, &params)))
+        return status;
+    if (ranged(p)) {
+        if ((status = tile_plan_launch(plan->device.index, kernels[OTHERS], p, &params.in, (struct tile_plan_order){0},
+                                       workspace, stream, &params.plan)))
+            return status;
+        params.gathers = x[GATHER] != 0;
+        params.items_begun = workspace;
+    } else if (p->has_mask &&
+               (status = block_mask_launch(kernels[OTHERS], p, plan->block_m, plan->block_n,
+                                           (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
+        return status;
+    status = hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, x[SCHEDULER], x[NUM_SMS], params.items,
+                                 ranged(p) ? NULL : workspace, &params, sizeof params, stream);
+    if (!status && x[GATHER])
+        status = hopper_gather_scattered(plan, kernels[SCATTERED], &own, x[GATHER], x[NUM_SMS], &params.plan,
+                                         (int32_t *)workspace + 1, stream);
+    if (!status && x[NUM_SPLITS] > 1)
+        status = combine_splits_launch(kernels[OTHERS], p, 0, &combined, stream);
+    return status ? status : hopper_copies_after(*last, attention, copies, &own, stream);
+}
+
+static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+
+const struct gpu_algorithm hopper_forward_algorithm = {
+    .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES |
+                GPU_FEATURE_UNALIGNED,
+    .chosen_freely = 1,
+    .writes_lse_low = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .scheduler = scheduler,
+    .requests = requests,
+    .execute = execute,
+};

@@ -1,0 +1,647 @@
+/* hopper_forward.cu: the forward for compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+ *
+ * Idea: FlashAttention-2 (Dao, 2023) with specialised warpgroups as in FlashAttention-3 (Shah et al., 2024): one thread
+ * of a producer warpgroup fills rings of K and V by TMA, each other warpgroup owns 64 query rows. Q K^T of a step and P
+ * V of the step before are issued together; with TURNS one warpgroup at a time does that, while the others make P, so
+ * that matrix and exponential work overlap between warpgroups. Where nothing raises a row's maximum, P is made with the
+ * maxima of the tiles before (hopper_softmax.cuh).
+ *
+ * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N keys; tiles of keys are walked from the last visible one down, so
+ * that those under the diagonal, which hide keys, come first. Tiles that no row sees are never loaded.
+ *
+ * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
+ *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
+ *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], RANGED: of each stage of K the rows
+ *   that see its keys, barriers, two work items.
+ *
+ * RANGED: rows see keys by ranges of rows, and the tile plan says which tiles of keys are seen and which are full
+ * (hopper_ranges.cuh). A second warp of the producer's writes the ranges of the tiles that are not. Heads whose keys
+ * lie scattered are left to hopper_gather.cu.
+ *
+ * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
+ * (an arrival of each consumer warp). RANGED: a stage's step is known (an arrival of the second warp), when K is empty.
+ * The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
+ *
+ * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 232 or 240 with two
+ * consumer warpgroups, 160 with three. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/ring.cuh"
+#include "families/hopper/forward/hopper_forward.h"
+#include "gpu/block_mask.h"
+
+HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
+
+#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS))
+#define BLOCK_M   (64 * WARPGROUPS)
+#define THREADS   (128 * (WARPGROUPS + 1))
+#include "families/hopper/forward/hopper_rows.cuh"
+#include "families/hopper/forward/hopper_softmax.cuh"
+#include "families/hopper/forward/hopper_work.cuh"
+#include "families/hopper/pipeline/hopper_panels.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
+
+#define F16    (DTYPE == GPU_FLOAT16)
+#define RANGED (INTERVALS || (MASK && !MASK_ROWS))
+#define WALKED (MASK_TILE || RANGED) /* the producer says which tile a step has */
+#define PASSES (WINDOW && !WALKED)   /* a warpgroup passes by steps that only others see */
+static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
+
+/* A row of a split done again: what store_part() leaves of it. */
+__device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
+                                                  const struct redone_row<HEAD_DIM_V> &again, int head, int row) {
+    const int64_t slot = part_slot(a, f, head, row);
+    const int lane = threadIdx.x % 32;
+    if (lane == 0)
+        *(float2 *)&a.partial_rows[2 * slot] = make_float2(again.most, again.sum);
+#pragma unroll
+    for (int n = 0; n < again.count; n++)
+        if (lane + 32 * n < a.head_dim_v)
+            a.partial_out[slot * a.head_dim_v + lane + 32 * n] = again.o[n];
+}
+
+/* ---- shared memory ---- */
+
+constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HEAD_DIM_V, 2);
+constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
+constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
+constexpr int BIAS_PANELS = BIAS ? HOPPER_PANELS(BLOCK_N, BIAS_BYTES) : 0;
+constexpr int MASK_PANELS = MASK_TILE ? HOPPER_PANELS(BLOCK_N, 1) : 0;
+constexpr int SCORE_BYTES = BLOCK_M * 128 * (BIAS_PANELS + MASK_PANELS);
+constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
+constexpr int SCORE_OFFSET = V_OFFSET + STAGES * V_BYTES, RANGE_OFFSET = SCORE_OFFSET + SCORE_STAGES * SCORE_BYTES;
+constexpr int CONTROL = RANGE_OFFSET + (RANGED ? STAGES * HOPPER_RANGE_BYTES(BLOCK_N) : 0);
+constexpr int SCORE_PLACES = SCORE_STAGES ? SCORE_STAGES : 1;
+enum {
+    Q_RING = CONTROL, /* barriers of each ring */
+    K_RING = Q_RING + ring<Q_STAGES>::BYTES,
+    V_RING = K_RING + ring<STAGES>::BYTES,
+    SCORE_RING = V_RING + ring<STAGES>::BYTES,
+    WORK_RING = SCORE_RING + ring<SCORE_PLACES>::BYTES,
+    WORK = (WORK_RING + ring<2>::BYTES + 15) / 16 * 16,
+    STEP_KNOWN = WORK + 2 * ITEM_BYTES,
+    RANGE_SOURCES = STEP_KNOWN + (RANGED ? stage_barriers<STAGES>::BYTES : 0),
+    STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED: what a stage of K holds */
+    END = STEP_WORDS + 4 * STAGES
+};
+static_assert(END - CONTROL <= HOPPER_CONTROL_BYTES, "barriers and work items fit");
+static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
+                  hopper_forward_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, SCORE_STAGES, HEAD_DIM, HEAD_DIM_V,
+                                              MASK_TILE, BIAS ? BIAS_BYTES : 0, RANGED),
+              "the plan knows the bytes");
+/* A step's word: the tile of keys, whether there are more, and a bit for each warpgroup whose rows do not see all of
+ * its keys. */
+enum { STEP_TILE = (1 << 26) - 1, STEP_MORE = 1 << 26, STEP_LOOK = 1 << 27, STEP_ALL_LOOK = STEP_LOOK * 7 };
+enum { TURN_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
+
+/* What lies there, of the shared memory from `base` on. */
+typedef ring<Q_STAGES, Q_BYTES> q_stages;
+typedef ring<STAGES, K_BYTES> k_stages;
+typedef ring<STAGES, V_BYTES> v_stages;
+typedef ring<SCORE_PLACES, SCORE_BYTES> score_stages;
+typedef ring<2, ITEM_BYTES> work_stages;
+__device__ __forceinline__ q_stages q_ring(uint32_t base) { return {base + Q_RING, base}; }
+__device__ __forceinline__ k_stages k_ring(uint32_t base) { return {base + K_RING, base + K_OFFSET}; }
+__device__ __forceinline__ v_stages v_ring(uint32_t base) { return {base + V_RING, base + V_OFFSET}; }
+__device__ __forceinline__ score_stages score_ring(uint32_t base) { return {base + SCORE_RING, base + SCORE_OFFSET}; }
+__device__ __forceinline__ work_stages work_ring(uint32_t base) { return {base + WORK_RING, base + WORK}; }
+__device__ __forceinline__ stage_barriers<STAGES> step_known(uint32_t base) { return {base + STEP_KNOWN}; }
+__device__ __forceinline__ uint32_t step_word(uint32_t base, uint32_t step) {
+    return base + STEP_WORDS + 4 * k_stages::stage(step);
+}
+__device__ __forceinline__ uint32_t ranges_of_step(uint32_t base, uint32_t step) {
+    return base + RANGE_OFFSET + k_stages::stage(step) * HOPPER_RANGE_BYTES(BLOCK_N);
+}
+
+__device__ __forceinline__ void init_barriers(uint32_t base) {
+    constexpr int warps = 4 * WARPGROUPS;
+    for (int i = 0; i < Q_STAGES; i++)
+        q_ring(base).init(i, 1, warps);
+    for (int i = 0; i < STAGES; i++) {
+        k_ring(base).init(i, 1, warps);
+        if (RANGED)
+            step_known(base).init(i, 1);
+        v_ring(base).init(i, 1, warps);
+    }
+    for (int i = 0; i < SCORE_PLACES; i++)
+        score_ring(base).init(i, 1, warps);
+    for (int i = 0; i < 2; i++)
+        work_ring(base).init(i, 1, RANGED ? warps + 1 : warps);
+    fence_mbarrier_init();
+}
+
+/* ---- producer ---- */
+
+#include "families/hopper/forward/hopper_ranges.cuh"
+
+struct producer {
+    const struct hopper_forward_params &a;
+    uint32_t base, item, step, score_step;
+    struct tile_scheduler scheduler;
+
+    __device__ __forceinline__ producer(const struct hopper_forward_params &params, uint32_t shared)
+        : a(params), base(shared), item(0), step(0), score_step(0) {}
+
+    __device__ __forceinline__ int batch_of(const struct item_facts &f) const {
+        return VARLEN ? 0 : SPLITS ? f.batch / a.in.num_splits : f.batch;
+    }
+
+    /* `count` panels of `rows` rows from row `row` of a head to `to`. */
+    template <int count, int rows>
+    __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
+                                         int head, int batch) {
+        mbarrier_arrive_expect_tx(barrier, count * panels<rows>::BYTES);
+        load_panels<count, rows>(to, map, barrier, row, head, batch);
+    }
+    __device__ __forceinline__ void publish(const struct item_facts &f) {
+        work_ring(base).wait_empty(item);
+        write_facts(work_ring(base).tile(item), f);
+        work_ring(base).full().arrive(item);
+    }
+    /* Its map has heads before rows. */
+    __device__ __forceinline__ void load_packed(uint32_t to, uint32_t full, const struct item_facts &f) {
+        mbarrier_arrive_expect_tx(full, Q_PANELS * panels<BLOCK_M>::BYTES);
+#pragma unroll
+        for (int n = 0; n < Q_PANELS; n++)
+            cp_async_bulk_tensor_4d(panels<BLOCK_M>{to}.panel(n).at, &a.q_map, full, n * 64, f.head * PACKED_HEADS,
+                                    f.q_begin + f.first_row / PACKED_HEADS, batch_of(f));
+    }
+    __device__ __forceinline__ void load_q(const struct item_facts &f) {
+        const q_stages to = q_ring(base);
+        to.wait_empty(item);
+        if constexpr (PACKED_HEADS == 1)
+            load<Q_PANELS, BLOCK_M>(to.tile(item), &a.q_map, to.full(item), f.q_begin + f.first_row, f.head,
+                                    batch_of(f));
+        else
+            load_packed(to.tile(item), to.full(item), f);
+    }
+    __device__ __forceinline__ void load_k(int row, int head, int batch) {
+        const k_stages to = k_ring(base);
+        to.wait_empty(step);
+        load<Q_PANELS, BLOCK_N>(to.tile(step), &a.k_map, to.full(step), row, head, batch);
+    }
+    __device__ __forceinline__ void load_v(uint32_t count, int row, int head, int batch) {
+        const v_stages to = v_ring(base);
+        to.wait_empty(count);
+        load<V_PANELS, BLOCK_N>(to.tile(count), &a.v_map, to.full(count), row, head, batch);
+    }
+    __device__ __forceinline__ void load_scores(const struct item_facts &f, int key) {
+        const uint32_t full = score_ring(base).full(score_step);
+        const panels<BLOCK_M> to = {score_ring(base).tile(score_step)};
+        score_ring(base).wait_empty(score_step++);
+        mbarrier_arrive_expect_tx(full, SCORE_BYTES);
+#pragma unroll
+        for (int n = 0; n < BIAS_PANELS; n++)
+            cp_async_bulk_tensor_4d(to.panel(n).at, &a.bias_map, full, key + n * 128 / BIAS_BYTES, f.first_row,
+                                    f.head / a.bias_group, a.bias_batches == 1 ? 0 : f.batch);
+#pragma unroll
+        for (int n = 0; n < MASK_PANELS; n++)
+            cp_async_bulk_tensor_4d(to.panel(BIAS_PANELS + n).at, &a.mask_map, full, key + n * 128, f.first_row,
+                                    f.head / a.mask_group, a.mask_batches == 1 ? 0 : f.batch);
+    }
+
+    /* The block mask of the item's rows: GPU_BLOCK_* of each tile. */
+    __device__ __forceinline__ const uint8_t *block_mask_of(const struct item_facts &f) const {
+        return a.in.block_mask + (a.mask_batches == 1 ? 0 : f.batch) * a.in.block_mask_batch +
+               f.head / a.mask_group * a.in.block_mask_head + f.first_row / BLOCK_M * a.in.block_mask_row;
+    }
+    /* The last tile up to `tile` of which the mask shows something, or one below first_tile. */
+    static __device__ __forceinline__ int visible_tile(const uint8_t *block_mask, int tile, int first_tile) {
+        while (tile >= first_tile && block_mask[tile] == GPU_BLOCK_HIDDEN) {
+            if (tile % 16 == 15) { /* rows begin at multiples of 16 bytes */
+                const uint4 x = *(const uint4 *)(block_mask + tile - 15);
+                tile -= (x.x | x.y | x.z | x.w) == 0 ? 15 : 0;
+            }
+            tile--;
+        }
+        return max(tile, first_tile - 1);
+    }
+
+    /* The steps of an item whose mask hides tiles: those it shows, each with its word. */
+    __device__ __forceinline__ void load_shown(const struct item_facts &f) {
+        const int head = f.head / a.in.group;
+        const uint8_t *block_mask = block_mask_of(f);
+        load_q(f);
+        int before = -1;
+#pragma unroll 1
+        for (int tile = f.last_tile - 1; tile >= f.first_tile; step++) {
+            const bool look = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
+            const int next = visible_tile(block_mask, tile - 1, f.first_tile);
+            if (next < f.first_tile)
+                scheduler.ask_late(a);
+            k_ring(base).wait_empty(step);
+            st_shared_4(step_word(base, step),
+                        (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
+            load_k(tile * BLOCK_N, head, f.batch);
+            if (look)
+                load_scores(f, tile * BLOCK_N);
+            if (before >= 0)
+                load_v(step - 1, before * BLOCK_N, head, f.batch);
+            before = tile;
+            tile = next;
+        }
+        if (before >= 0)
+            load_v(step - 1, before * BLOCK_N, head, f.batch);
+    }
+
+    /* RANGED: the steps that the second warp names, one at least. K's stage is empty then. */
+    __device__ __forceinline__ void load_named(const struct item_facts &f, int k_begin) {
+        const int head = f.head / a.in.group, batch = batch_of(f);
+        load_q(f);
+        int before = -1;
+#pragma unroll 1
+        for (bool more = true; more; step++) {
+            step_known(base).wait(step);
+            const int word = (int)ld_shared_4(step_word(base, step));
+            const int row = k_begin + (word & STEP_TILE) * BLOCK_N;
+            more = word & STEP_MORE;
+            if (!more)
+                scheduler.ask_late(a);
+            load_k(row, head, batch);
+            if (before >= 0)
+                load_v(step - 1, before, head, batch);
+            before = row;
+        }
+        load_v(step - 1, before, head, batch);
+    }
+
+    /* K of a step is needed before V of the step before it, and is loaded first. */
+    __device__ __forceinline__ void load_item(const struct item_facts &f, int k_begin) {
+        const int head = f.head / a.in.group, batch = batch_of(f);
+        load_q(f);
+#pragma unroll 1
+        for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--, step++) {
+            if (tile == f.first_tile)
+                scheduler.ask_late(a);
+            load_k(k_begin + tile * BLOCK_N, head, batch);
+            if (SCORED)
+                load_scores(f, tile * BLOCK_N);
+            if (tile < f.last_tile - 1)
+                load_v(step - 1, k_begin + (tile + 1) * BLOCK_N, head, batch);
+        }
+        if (f.first_tile < f.last_tile)
+            load_v(step - 1, k_begin + f.first_tile * BLOCK_N, head, batch);
+    }
+
+    /* Of the tiles those of the item's split: its batch counts splits, too. */
+    static __device__ __forceinline__ void keep_part(struct item_facts &f, int splits) {
+        const int each = (f.last_tile - f.first_tile + splits - 1) / splits;
+        f.first_tile = min(f.first_tile + f.batch % splits * each, f.last_tile);
+        f.last_tile = min(f.first_tile + each, f.last_tile);
+    }
+
+    /* Publishes an item, and loads it. */
+    __device__ __forceinline__ void run_item(struct item_facts &f, const struct sequence &s) {
+        find_tiles(a.in, s, BLOCK_M, f);
+        if (SPLITS)
+            keep_part(f, a.in.num_splits);
+        if (MASK_TILE)
+            f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
+        publish(f);
+        if (f.first_tile >= f.last_tile)
+            scheduler.ask_late(a);
+        if (RANGED && f.first_tile < f.last_tile)
+            load_named(f, s.k_begin);
+        else if (RANGED)
+            load_q(f);
+        else if (MASK_TILE)
+            load_shown(f);
+        else
+            load_item(f, s.k_begin);
+        item++;
+    }
+
+    /* RANGED: whether hopper_gather.cu runs an item. */
+    __device__ __forceinline__ bool leaves(const struct work_item &work) const {
+        return RANGED && a.gathers && is_scattered(a.plan, tile_plan_head(&a.plan, work.head, work.batch));
+    }
+
+    /* none: it runs all of them. */
+    __device__ __forceinline__ void run(bool none) {
+        scheduler.initial();
+        for (; !none && scheduler.valid(a); scheduler.advance()) {
+            const struct work_item work = item_at(a, scheduler.place);
+            scheduler.ask_early(a);
+            if (work.batch >= 0 && !leaves(work)) {
+                const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
+                struct item_facts f = {
+                    work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
+                if (f.first_row < s.seqlen_q * PACKED_HEADS) {
+                    run_item(f, s);
+                    continue;
+                }
+            }
+            scheduler.ask_late(a); /* it is passed over */
+        }
+        publish({-1, 0, 0, 0, 0, 0, 0, 0});
+    }
+};
+
+/* ---- consumers ---- */
+
+#include "families/hopper/forward/hopper_consumer.cuh"
+
+struct consumer : row_owner {
+    const struct hopper_forward_params &a;
+    uint32_t score_step;
+
+    __device__ __forceinline__ consumer(const struct hopper_forward_params &params, uint32_t shared)
+        : row_owner(shared), a(params), score_step(0) {}
+
+    static __device__ __forceinline__ struct sequence sequence_of(const struct item_facts &f) {
+        return {f.batch, f.seqlen_q, f.seqlen_k, f.q_begin, 0, f.seqlen_k - f.seqlen_q};
+    }
+
+    /* Keys that a row does not see, of a tile that a row of the warpgroup does not see whole. */
+    __device__ __forceinline__ void hide(int tile) {
+        const struct item_facts f = facts();
+        const struct sequence at = sequence_of(f);
+        const int row = f.first_row + local_row(), key = tile * BLOCK_N;
+        const int first[2] = {first_key(a.in, at, row / PACKED_HEADS) - key,
+                              first_key(a.in, at, (row + 8) / PACKED_HEADS) - key};
+        const int last[2] = {last_key(a.in, at, row / PACKED_HEADS) + 1 - key,
+                             last_key(a.in, at, (row + 8) / PACKED_HEADS) + 1 - key};
+        hide_keys(s, first, last);
+    }
+
+    /* The same, of a tile that the plan does not call full to the warpgroup's rows. */
+    __device__ __forceinline__ void hide_by_ranges() {
+        const uint32_t ranges = ranges_of_step(base, step) + threadIdx.x % 4 * RANGE_ROW_BYTES;
+        const uint32_t row = local_row();
+#pragma unroll
+        for (int group = 0; group < GROUPS; group += 2) {
+            uint32_t seen_by[4];
+            ld_shared_16(seen_by, ranges + group * 8);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                float *const x = s + 4 * (group + n / 2) + n % 2;
+                const uint32_t first = seen_by[n] & 0xffff, count = seen_by[n] >> 16;
+                x[0] = row - first < count ? x[0] : MINUS_INF;
+                x[2] = row + 8 - first < count ? x[2] : MINUS_INF;
+            }
+        }
+    }
+
+    /* Scores of a tile to P. */
+    __device__ __forceinline__ void scores_to_p(int tile, bool look, bool partial, bool has_o) {
+        if (SCORED && look) {
+            const panels<BLOCK_M> bias = {score_ring(base).tile(score_step)};
+            score_ring(base).wait_full(score_step);
+            finish_scores<MASK_TILE>(s, a.in, bias.at, bias.panel(BIAS_PANELS).at, local_row());
+            __syncwarp();
+            score_ring(base).release(score_step++);
+        } else if (!MAXIMA_BARE && !BIAS) {
+            finish_scores<false>(s, a.in, 0, 0, 0);
+        }
+        if (RANGED && look) {
+            hide_by_ranges();
+            __syncwarp(); /* the stage's ranges are read */
+            k_ring(base).release(step);
+        } else if (!RANGED && partial) {
+            hide(tile);
+        }
+        softmax(p, s, o, rows, exponent_unit(a.in), has_o);
+    }
+
+    /* Packed sequences: past the end of this one lie the keys of the next, whose values may be anything. */
+    __device__ __forceinline__ void clear_tail(int last_tile) {
+        if (!VARLEN)
+            return;
+        const int keys = facts().seqlen_k - last_tile * BLOCK_N;
+        if (keys >= BLOCK_N)
+            return;
+        v_ring(base).wait_full(step);
+        const panels<BLOCK_N> v = {v_ring(base).tile(step)};
+        const int chunks = (BLOCK_N - keys) * 8;
+        for (int n = (int)threadIdx.x - 128; n < V_PANELS * chunks; n += 128 * WARPGROUPS)
+            st_shared_16(v.panel(n / chunks).rows(keys).at + n % chunks * 16, 0, 0, 0, 0);
+        fence_proxy_async();
+        barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
+    }
+
+    /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others
+     * follow. */
+    __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
+        k_ring(base).wait_full(step);
+        if (WALKED) {
+            const int word = uniform((int)ld_shared_4(step_word(base, step)));
+            __syncwarp(); /* one lane releases what all have read */
+            tile = word & STEP_TILE;
+            look = word & STEP_LOOK << warpgroup;
+            more = word & STEP_MORE;
+        } else {
+            more = tile > first_tile;
+        }
+    }
+
+    __device__ __forceinline__ void skip_turn() {
+        take_turn();
+        pass_turn();
+    }
+
+    /* A step whose keys no row of the warpgroup sees. Its scores are released before its turn: where they have one
+     * stage, the next ones and then this step's V are loaded after that, and who has the turn waits for V. */
+    __device__ __forceinline__ void pass(bool with_turn) {
+        if (with_turn && !SCORED)
+            skip_turn();
+        k_ring(base).wait_full(step);
+        if (SCORED)
+            score_ring(base).wait_full(score_step);
+        __syncwarp(); /* a lane that still waits would miss the phase */
+        k_ring(base).release(step);
+        if (SCORED)
+            score_ring(base).release(score_step++);
+        if (with_turn && SCORED)
+            skip_turn();
+        v_ring(base).wait_full(step);
+        __syncwarp();
+        v_ring(base).release(step);
+        step++;
+    }
+
+    /* The tiles of keys that rows of the warpgroup see: it walks from `tile` down to `first`, and `rest` tiles below
+     * are other warpgroups'. All rows see the tiles full_first .. full_last - 1 whole. */
+    struct tile_walk {
+        int tile, first, rest, full_first, full_last;
+        __device__ __forceinline__ bool is_full() const { return tile >= full_first && tile < full_last; }
+    };
+    /* Passes the tiles above it; false, and all tiles passed, when no row of the warpgroup sees a key. */
+    __device__ __forceinline__ bool begin_walk(struct tile_walk &w) {
+        const struct item_facts f = facts();
+        const struct sequence at = sequence_of(f);
+        struct item_facts own = f;
+        own.first_row += warpgroup * 64;
+        if (PASSES) {
+            if (own.first_row < f.seqlen_q * PACKED_HEADS)
+                find_tiles(a.in, at, 64, own);
+            else
+                own.last_tile = own.first_tile;
+            if (SPLITS) {
+                own.first_tile = min(max(own.first_tile, f.first_tile), f.last_tile);
+                own.last_tile = min(max(own.last_tile, own.first_tile), f.last_tile);
+            }
+            own.first_tile = uniform(own.first_tile);
+            own.last_tile = uniform(own.last_tile);
+        }
+        w.full_first = (first_key(a.in, at, (own.first_row + 63) / PACKED_HEADS) + BLOCK_N - 1) / BLOCK_N;
+        w.full_last = (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N;
+        if (f.first_tile >= f.last_tile)
+            return false;
+        if (!RANGED)
+            clear_tail(f.last_tile - 1);
+        if (PASSES && own.first_tile >= own.last_tile) {
+            for (w.tile = f.last_tile - 1; w.tile >= f.first_tile; w.tile--)
+                pass(w.tile > f.first_tile);
+            return false;
+        }
+        for (w.tile = f.last_tile - 1; PASSES && w.tile >= own.last_tile; w.tile--)
+            pass(true);
+        w.first = own.first_tile;
+        w.rest = own.first_tile - f.first_tile;
+        return true;
+    }
+
+    /* O of the item; false when no row of the warpgroup sees a key. All warpgroups take as many turns. */
+    __device__ __forceinline__ bool compute() {
+        struct tile_walk w;
+        if (!begin_walk(w))
+            return false;
+        bool look = true, more;
+        next_step(w.tile, look, more, w.first);
+        if (RANGED)
+            clear_tail(w.tile);
+        wgmma_fence();
+        multiply_qk();
+        wgmma_commit_group();
+        if (!SPLITS)
+            sinks.read(a.in, facts(), local_row());
+        wgmma_wait_group<0>(s);
+        if (!SPLITS)
+            sinks.join(a.in, rows);
+        if (!RANGED || !look)
+            k_ring(base).release(step);
+        scores_to_p(w.tile, look, !w.is_full(), false);
+        step++;
+        bool add = false;
+#pragma unroll 1
+        while (more) {
+            w.tile--;
+            next_step(w.tile, look, more, w.first);
+            take_turn();
+            wgmma_fence();
+            multiply_qk();
+            v_ring(base).wait_full(step - 1);
+            multiply_pv(add);
+            wgmma_commit_group();
+            pass_turn();
+            add = true;
+            wgmma_wait_group<0>(s);
+            wgmma_wait_group<0>(o);
+            if (!RANGED || !look)
+                k_ring(base).release(step);
+            v_ring(base).release(step - 1);
+            scores_to_p(w.tile, look, !w.is_full(), true);
+            step++;
+        }
+        v_ring(base).wait_full(step - 1);
+        wgmma_fence();
+        multiply_pv(add);
+        wgmma_commit_group();
+        wgmma_wait_group<0>(o);
+        v_ring(base).release(step - 1);
+        while (PASSES && w.rest-- > 0)
+            pass(true);
+        return true;
+    }
+
+    /* Rows of the warp that a key which they do not see has spoiled: a bit each. */
+    __device__ __forceinline__ void redo_rows(const struct item_facts &f, uint32_t spoiled) {
+        const struct sequence at = find_sequence(a.in, SPLITS ? f.batch / a.in.num_splits : f.batch);
+        const int first = f.first_tile * BLOCK_N, last = min(f.last_tile * BLOCK_N, at.seqlen_k);
+        for_each_bit(spoiled, [&](int n) {
+            const int i = uniform(f.first_row + local_row() + n); /* of the first lane's row on */
+            const int row = i / PACKED_HEADS, head = f.head * PACKED_HEADS + i % PACKED_HEADS;
+            if (row >= f.seqlen_q)
+                return;
+            if (SPLITS)
+                store_redone_part(a.in, f, redo_row(a.in, at, head, f.head / a.in.group, row, first, last), head, row);
+            else
+                redo_output(a.in, at, head, f.head / a.in.group, row, first, last);
+        });
+    }
+
+    __device__ __forceinline__ void run() {
+        if (TURNS && warpgroup == WARPGROUPS - 1)
+            pass_turn();
+        for (;; item++) {
+            work_ring(base).wait_full(item);
+            if (facts().first_row < 0)
+                break;
+            rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
+            q_ring(base).wait_full(item);
+            const bool computed = compute();
+            if (!SPLITS && !computed)
+                sinks.read(a.in, facts(), local_row());
+            const struct item_facts f = facts();
+            __syncwarp();
+            work_ring(base).release(item);
+            if constexpr (SPLITS) {
+                const uint32_t spoiled = store_part<REDO>(a.in, f, rows, o, computed, local_row());
+                __syncwarp();
+                if (REDO)
+                    redo_rows(f, spoiled);
+                q_ring(base).release(item);
+                continue;
+            }
+            float inverse[2];
+            finish_rows(a.in, f, rows, sinks, local_row(), inverse);
+            barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
+            const uint32_t spoiled =
+                store_rows<REDO>(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
+            if (REDO)
+                redo_rows(f, spoiled);
+            fence_proxy_async(); /* TMA writes there next */
+            __syncwarp();
+            q_ring(base).release(item);
+        }
+        if (TURNS && warpgroup == 0)
+            take_turn(); /* nobody leaves an arrival behind */
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    hopper_forward(const __grid_constant__ struct hopper_forward_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0)
+        init_barriers(base);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
+        bool none = false;
+        if (RANGED && threadIdx.x < 64) {
+            griddepcontrol_wait();              /* for the plan */
+            griddepcontrol_launch_dependents(); /* hopper_gather.cu's blocks follow as soon as there is room */
+        }
+        if (RANGED && threadIdx.x < 32)
+            none = a.gathers && !any_scattered(a.plan, false);
+        if (threadIdx.x == 0) {
+            prefetch_tensormap(&a.q_map);
+            prefetch_tensormap(&a.k_map);
+            prefetch_tensormap(&a.v_map);
+            producer(a, base).run(none);
+        } else if (threadIdx.x >= 32) {
+            if constexpr (RANGED)
+                if (threadIdx.x < 64)
+                    range_writer(a, base).run();
+            clear_rest_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
+        }
+    } else {
+        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
+        consumer(a, base).run();
+    }
+}

@@ -1,0 +1,239 @@
+/* hopper_gather.c: the gathering forward on the host: which tile for which problem, the tensor map, launch. */
+#include "families/hopper/forward/hopper_gather.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+#include "families/hopper/forward/hopper_gather_launch.h"
+#include "families/hopper/hopper_family.h"
+#include "families/hopper/pipeline/hopper_items.h"
+#include "gpu/tile_maps.h"
+
+/* ---- tiles ---- */
+
+/* A row is taken when head dims and shared memory fit it; the first that fits is chosen, with its scheduler, or the one
+ * after it where its blocks do not fill the device once. Registers
+ * of S, P and O are 3 block_n / 4 + head_dim_v / 2 of consumer_registers; look keys are looked at in a step. Times are
+ * of one H200, top-W intervals of 8192 keys (docs/lab/hopper_gather.md). */
+struct tile {
+    int32_t head_dim_max;
+    int32_t warpgroups, block_n, stages, q_stages, look, consumer_registers, turns, scheduler;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {64, 3, 96, 4, 2, 1024, 144, 1, ITEMS_DYNAMIC, "192 rows share each gathered key; 64 keys a step take 2 % longer"},
+    {128, 3, 64, 3, 2, 1024, 144, 1, ITEMS_DYNAMIC, "192 rows share each gathered key: 128 take 22 % longer"},
+    {192, 2, 64, 2, 1, 512, 208, 1, ITEMS_DYNAMIC, "O leaves registers for two warpgroups; not measured"},
+    {256, 2, 64, 2, 1, 256, 216, 0, ITEMS_DYNAMIC, "O leaves registers for two warpgroups"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
+
+enum { HOPPER_GATHER_PARAMETERS(PLAN_PARAMETER) };
+
+static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
+
+/* A producer loads what is known of keys a step ahead: fewer of them where there is more of each, and where it would
+ * spill: beside softcap, and in packed sequences with wider rows of V than of K. */
+static int32_t look_of(const struct tile *t, const fdm_problem *p) {
+    const int spills = p->softcap > 0 || (p->varlen && p->head_dim_v > p->head_dim);
+    return t->look > 256 && (p->has_mask || p->has_bias || spills) ? t->look / 2 : t->look;
+}
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    return hopper_gather_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages, look_of(t, p),
+                                      padded(p->head_dim), padded(p->head_dim_v), p->has_bias);
+}
+
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           shared_bytes(t, p) <= device->shared_bytes;
+}
+
+static int64_t blocks_of(const struct tile *t, const fdm_problem *p) {
+    return hopper_all_blocks(p, 1, 64 * t->warpgroups);
+}
+
+/* Of few blocks the longest is what takes the time, and one of 128 rows takes 10 to 14 % less (H200, head dim 128). */
+static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
+    enum { WIDE_ROWS = 1, FEWER_ROWS = 2 };
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (fits(&tiles[i], device, p))
+            return i == WIDE_ROWS && blocks_of(&tiles[i], p) <= device->num_sms && fits(&tiles[FEWER_ROWS], device, p)
+                       ? &tiles[FEWER_ROWS]
+                       : &tiles[i];
+    return NULL;
+}
+
+/* ---- choice ---- */
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (!gpu_16_bits(p->dtype))
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (!gpu_lists_keys(p))
+        return "nothing says key by key what is seen: it gathers keys by intervals, or masks or biases without rows";
+    if (!p->q_mappable)
+        return "TMA needs strides of q above 0 and below 2^40 bytes";
+    if (gpu_loads_nothing(p))
+        return "there is nothing to load";
+    return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 192 rows empty" : NULL;
+}
+
+/* A block asks for its next item where it begins one. So of two waves at most, a dynamic order gives the second to
+ * whoever began first, not to who has ended; blocks of one item each begin where there is room. */
+static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return blocks_of(t, p) <= 2 * (int64_t)device->num_sms ? ITEMS_LONGEST : t->scheduler;
+}
+
+/* Variant 0 is the rules'; then every tile that fits with every scheduler. */
+static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, const struct tile **tile,
+                        int32_t *scheduler) {
+    const struct tile *first = preferred(device, p);
+    if (!first)
+        return 0;
+    *tile = first;
+    const int32_t rules = *scheduler = scheduler_of(first, device, p);
+    for (int32_t i = 0; number > 0 && i < NUM_TILES; i++)
+        for (int32_t order = 0; fits(&tiles[i], device, p) && order < NUM_SCHEDULERS; order++)
+            if ((&tiles[i] != first || order != rules) && --number == 0) {
+                *tile = &tiles[i];
+                *scheduler = order;
+                return 1;
+            }
+    return number == 0;
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    const struct tile *t;
+    int32_t order;
+    if (!find_variant(device, p, number, &t, &order))
+        return 0;
+    plan->parameters[TILE] = (int32_t)(t - tiles);
+    plan->parameters[SCHEDULER] = order;
+    plan->parameters[NUM_SMS] = device->num_sms;
+    plan->block_m = 64 * t->warpgroups;
+    plan->block_n = t->block_n;
+    plan->stages = t->stages;
+    plan->shared_bytes = shared_bytes(t, p);
+    plan->workspace_bytes = hopper_count_bytes(order);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Gather_%dx%d_S%d_Q%d%s_%s", plan->block_m, plan->block_n,
+             t->stages, t->q_stages, t->turns ? "_Turns" : "", items_order_names[order]);
+    snprintf(plan->reason, sizeof plan->reason,
+             "head dim %lld on compute capability 9.0, keys seen or not %s: 4 producer warps list the keys that some "
+             "row sees and gather them, %d warpgroups of 64 query rows compute (%d and %d registers a thread), %d keys "
+             "a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
+             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+             p->has_intervals ? "by intervals" : "for all rows", t->warpgroups,
+             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups, t->consumer_registers), t->consumer_registers, t->block_n,
+             t->stages, t->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason, scheduler_names[order]);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+static void make_request(const fdm_problem *p, int32_t tile, int32_t order, struct cuda_kernel_request *request) {
+    const struct tile *t = &tiles[tile];
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED);
+    GPU_ADD_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
+                      .STAGES = t->stages, .Q_STAGES = t->q_stages, .LOOK = look_of(t, p),
+                      .CONSUMER_REGISTERS = t->consumer_registers, .TURNS = t->turns, .SCHEDULER = order);
+    request->file = "families/hopper/forward/hopper_gather.cu";
+    request->entry = "hopper_gather";
+    request->shared_bytes = shared_bytes(t, p);
+    request->threads = 128 * (t->warpgroups + 1);
+    /* Sinks beside the widest rows of V: what a row's end needs. */
+    request->spill_bytes_max = p->has_sink && p->head_dim_v > 192 ? 32 : 0;
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t *x = plan->parameters;
+    if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1)
+        return 0;
+    const struct tile *t = &tiles[x[TILE]];
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n && plan->stages == t->stages &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= hopper_count_bytes(x[SCHEDULER]);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    if (!valid(plan, &plan->problem))
+        return 0;
+    make_request(&plan->problem, plan->parameters[TILE], plan->parameters[SCHEDULER], list);
+    return 1;
+}
+
+/* heads: NULL: all of them. */
+static fdm_status launch(const fdm_plan *plan, const struct cuda_kernel *kernel, const struct attention *attention,
+                         int32_t tile, int32_t order, int32_t num_sms, const struct tile_plan *heads,
+                         int32_t *items_begun, void *stream) {
+    const fdm_problem *p = attention->problem;
+    const int32_t block_m = 64 * tiles[tile].warpgroups;
+    const struct cuda_tensor_layout layout =
+        tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, block_m);
+    struct hopper_gather_params params = {.items_begun = items_begun,
+                                          .row_blocks = (int32_t)hopper_row_blocks(p, 1, block_m),
+                                          .items = (int32_t)hopper_all_blocks(p, 1, block_m),
+                                          .picks = heads != NULL};
+    gpu_fill_forward(attention, &params.in);
+    if (heads)
+        params.plan = *heads;
+    const fdm_status status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map);
+    return status ? status
+                  : hopper_launch_items(plan, kernel, 128 * (tiles[tile].warpgroups + 1), order, num_sms, params.items,
+                                        heads ? NULL : items_begun, &params, sizeof params, stream);
+}
+
+int32_t hopper_gather_tile(const fdm_device *device, const fdm_problem *p) {
+    char text[200];
+    return refusal(device, p, text, sizeof text) ? 0 : (int32_t)(preferred(device, p) - tiles) + 1;
+}
+int hopper_gather_takes(const fdm_problem *p, int32_t tile) {
+    return tile > 0 && tile <= NUM_TILES && padded(p->head_dim) <= tiles[tile - 1].head_dim_max &&
+           padded(p->head_dim_v) <= tiles[tile - 1].head_dim_max;
+}
+void hopper_gather_request(const fdm_problem *p, int32_t tile, struct cuda_kernel_request *request) {
+    make_request(p, tile - 1, tiles[tile - 1].scheduler, request);
+}
+fdm_status hopper_gather_scattered(const fdm_plan *plan, const struct cuda_kernel *kernel,
+                                   const struct attention *attention, int32_t tile, int32_t num_sms,
+                                   const struct tile_plan *heads, int32_t *items_begun, void *stream) {
+    return launch(plan, kernel, attention, tile - 1, tiles[tile - 1].scheduler, num_sms, heads, items_begun, stream);
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[TILE]);
+    struct cuda_kernel_request request;
+    const struct cuda_kernel *kernel;
+    const int32_t *x = plan->parameters;
+    make_request(p, x[TILE], x[SCHEDULER], &request);
+    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
+    return status ? status
+                  : launch(plan, kernel, attention, x[TILE], x[SCHEDULER], x[NUM_SMS], NULL, workspace, stream);
+}
+
+static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+
+const struct gpu_algorithm hopper_gather_algorithm = {
+    .info = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(HOPPER_GATHER_PARAMETERS),
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_BIAS_KEYS |
+                GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES,
+    .chosen_freely = 1,
+    .writes_lse_low = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .scheduler = scheduler,
+    .requests = requests,
+    .execute = execute,
+};

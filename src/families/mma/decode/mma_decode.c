@@ -1,0 +1,508 @@
+/* mma_decode.c: the split-key forward on the host: how many splits, how they are merged, the workspace, the launches.
+ */
+#include "families/mma/decode/mma_decode.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "families/mma/mma_family.h"
+#include "gpu/splits.h"
+
+enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, RESERVE = 1 << 10 };
+/* One tile; and where keys are listed first, which takes as long as some tiles do. */
+enum { KEYS_MIN = 64, LISTED_KEYS_MIN = 512 };
+enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more rows than one tile of 16, query rows */
+/* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200) where
+ * blocks come in waves, or of float32. In one wave nothing else begins while a block waits: up to 17 % faster with
+ * more. */
+enum { FLIGHT_BYTES = 64 << 10, ONE_WAVE_FLIGHT_BYTES = 96 << 10 };
+
+/* ---- tiles ---- */
+
+/* Rows of a KV head: query rows times the heads of a group. */
+static int64_t packed_rows(const fdm_problem *p) { return p->seqlen_q * (p->heads / p->heads_kv); }
+
+static int is_float32(const fdm_problem *p) { return p->dtype == FDM_FLOAT32; }
+static int32_t element_bytes(const fdm_problem *p) { return is_float32(p) ? 4 : 2; }
+static int32_t padded(const fdm_problem *p) { return (int32_t)gpu_round_up(p->head_dim, 16); }
+static int32_t share_of(const fdm_problem *p) { return mma_decode_share(is_float32(p), (int32_t)p->head_dim_v); }
+static int32_t padded_v(const fdm_problem *p) {
+    return (int32_t)gpu_round_up(p->head_dim_v, share_of(p) > 1 ? 64 : 16);
+}
+
+/* Keys are listed before they are copied. */
+static int lists_keys(const fdm_problem *p) { return p->has_mask || p->has_bias || p->has_intervals; }
+
+/* Whether the query heads of a KV head share a tensor's heads. */
+static int shared_heads(const fdm_problem *p, int64_t heads) { return heads == 1 || heads == p->heads_kv; }
+/* Of a single tile no keys are listed: each row looks at all. */
+static int32_t mask_constant(const fdm_problem *p, int32_t stages) {
+    if (!p->has_mask)
+        return MMA_DECODE_NONE;
+    return stages > 1 && !gpu_mask_rows(p) && shared_heads(p, p->mask_shape[1]) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
+}
+static int32_t intervals_constant(const fdm_problem *p, int32_t stages) {
+    if (!p->has_intervals)
+        return MMA_DECODE_NONE;
+    return stages > 1 && p->seqlen_q == 1 && shared_heads(p, p->interval_heads) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
+}
+
+struct tile {
+    int32_t block_n, warps, row_groups;
+};
+
+static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages, int32_t merge) {
+    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups, t.warps,
+                                   t.warps / share_of(p), stages, merge, lists_keys(p) && stages > 1,
+                                   gpu_cache_constant(p) == GPU_CACHE_PAGES);
+}
+
+/* Warps that work on the same keys leave at least 16 keys of a tile to each of the others. */
+static int is_tile(const fdm_problem *p, struct tile t) {
+    const int32_t mates = t.row_groups * share_of(p);
+    const int is_power = t.row_groups > 0 && (t.row_groups & (t.row_groups - 1)) == 0;
+    return (t.warps == 4 || t.warps == 8) && is_power && mates <= t.warps && (t.block_n == 64 || t.block_n == 32) &&
+           t.block_n * mates >= 16 * t.warps;
+}
+
+/* Splits of a single tile: 16 keys a warp. */
+static int is_single(const fdm_problem *p, struct tile t) {
+    return !is_float32(p) && padded(p) <= 128 && padded_v(p) <= 128 && packed_rows(p) <= 16 && t.row_groups == 1 &&
+           (t.warps == 4 || t.warps == 8) && t.block_n == 16 * t.warps;
+}
+
+static int32_t blocks_max(struct tile t, int32_t stages) { return stages == 1 ? 2 : MMA_DECODE_WARPS_MAX / t.warps; }
+
+/* 9.0 and 10.0; 12.0 is not built for them. */
+static int has_clusters(const fdm_device *device) { return device->compute_major == 9 || device->compute_major == 10; }
+
+/* Each block's reserve is the driver's. */
+static int merged_blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages,
+                             int32_t merge, int64_t blocks) {
+    return blocks <= blocks_max(t, stages) &&
+           blocks * (shared_bytes(p, t, stages, merge) + RESERVE) <= device->shared_bytes + RESERVE;
+}
+static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int64_t blocks) {
+    return merged_blocks_fit(device, p, t, stages, MMA_MERGE_WORKSPACE, blocks);
+}
+
+/* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit;
+ * eight warps where not each has keys of its own. */
+static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
+    struct tile t = {64, 4, 1};
+    for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
+        const int32_t least = t.block_n == 32 && share_of(p) == 1 ? 2 : 1;
+        t.row_groups = least;
+        while (t.row_groups * share_of(p) < 8 && t.row_groups * 16 < packed_rows(p))
+            t.row_groups *= 2;
+        while (t.row_groups > least && !blocks_fit(device, p, t, 2, 1))
+            t.row_groups /= 2;
+        if (t.block_n == 32 || blocks_fit(device, p, t, 2, 1))
+            break;
+    }
+    if (t.row_groups * share_of(p) > 1) {
+        t.warps = 8;
+        if (!is_tile(p, t) || !blocks_fit(device, p, t, 2, 1)) {
+            t.warps = 4;
+            while (t.row_groups * share_of(p) > t.warps)
+                t.row_groups /= 2;
+        }
+    }
+    return t;
+}
+
+static int64_t row_blocks(const fdm_problem *p, struct tile t) {
+    return (packed_rows(p) + 16 * t.row_groups - 1) / (16 * t.row_groups);
+}
+static int64_t blocks_of_keys(const fdm_problem *p, struct tile t) { return p->batch * p->heads_kv * row_blocks(p, t); }
+
+static int64_t tile_bytes(const fdm_problem *p, struct tile t) {
+    return (int64_t)t.block_n * (padded(p) + padded_v(p)) * element_bytes(p);
+}
+
+/* The fewest stages with which `blocks` of a multiprocessor have so many bytes under way, or as many as there is room
+ * for. */
+static int32_t stages_for(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks,
+                          int64_t bytes) {
+    int32_t stages = 2;
+    while (stages < STAGES_MAX && (stages - 1) * blocks * tile_bytes(p, t) < bytes &&
+           blocks_fit(device, p, t, stages + 1, blocks))
+        stages++;
+    return stages;
+}
+static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks) {
+    return stages_for(device, p, t, blocks, FLIGHT_BYTES);
+}
+
+/* Blocks of a multiprocessor: one where it has enough under way by itself. */
+static int32_t blocks_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
+    return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES &&
+                   blocks_fit(device, p, t, 2, blocks_max(t, 2))
+               ? blocks_max(t, 2)
+               : 1;
+}
+
+/* ---- choice ---- */
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    const int64_t chunk = 16 / element_bytes(p);
+    if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % chunk || p->head_dim_v % chunk)
+        return is_float32(p) ? "head dims are multiples of 4 and at most 256"
+                             : "head dims are multiples of 8 and at most 256";
+    if (packed_rows(p) > ROWS_MAX)
+        return "query rows times the heads of a group are at most 256";
+    const struct tile t = tile_of(device, p);
+    if (!blocks_fit(device, p, t, 2, 1)) {
+        snprintf(text, size, "its ring needs %d KB of shared memory, the device has %lld KB",
+                 (shared_bytes(p, t, 2, MMA_MERGE_WORKSPACE) + 1023) >> 10, (long long)device->shared_bytes >> 10);
+        return text;
+    }
+    if ((double)splits_rows(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * GPU_SPLITS_MAX >= INT32_MAX)
+        return "rows of all heads are fewer than 2^31, blocks of KV heads than 2^24";
+    return NULL;
+}
+
+/* Keys that the rows of a KV head can see at most. */
+static int64_t visible_keys(const fdm_problem *p) {
+    const int64_t right = p->causal ? 0 : p->window_right;
+    if (p->window_left < 0 || right < 0 || p->window_left >= p->seqlen_k || right >= p->seqlen_k)
+        return p->seqlen_k;
+    const int64_t keys = p->seqlen_q + p->window_left + right;
+    return keys < p->seqlen_k ? keys : p->seqlen_k;
+}
+
+static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages) {
+    const int32_t most = blocks_max(t, stages), least = stages == 1 ? 1 : 2;
+    return (int64_t)device->num_sms * (blocks_fit(device, p, t, least, most) ? most : 1);
+}
+
+/* Splits of one tile each, whose loads all begin at once and where no key is looked for: what has few keys waits for
+ * steps that follow each other, not for bytes. The smallest tile with which all blocks are on the device at once and a
+ * cluster merges them; 0: none. */
+static int32_t single_splits(const fdm_problem *p, struct tile t) {
+    return (int32_t)((visible_keys(p) + t.block_n - 1) / t.block_n);
+}
+static int single_tile_of(const fdm_device *device, const fdm_problem *p, struct tile *t) {
+    for (int32_t warps = 4; warps <= 8; warps *= 2) {
+        *t = (struct tile){16 * warps, warps, 1};
+        if (is_single(p, *t) && visible_keys(p) <= (int64_t)t->block_n * MMA_DECODE_CLUSTER_MAX(1) &&
+            blocks_fit(device, p, *t, 1, 2) &&
+            blocks_of_keys(p, *t) * single_splits(p, *t) <= blocks_at_once(device, p, *t, 1))
+            return visible_keys(p) > 0;
+    }
+    return 0;
+}
+
+static int64_t keys_min(const fdm_device *device, const fdm_problem *p) {
+    struct tile single;
+    return lists_keys(p) && !single_tile_of(device, p, &single) ? LISTED_KEYS_MIN : KEYS_MIN;
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    if (p->has_cache && is_float32(p)) /* no other kernel takes it */
+        return NULL;
+    if (p->seqlen_k < keys_min(device, p))
+        return "other kernels suit it better";
+    return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
+               ? NULL
+               : "of more than 16 rows of a KV head, at most 8 query rows suit it";
+}
+
+/* How much of the device is at work from begin to end: waves of as many blocks as are resident, of `tiles` / `splits`
+ * tiles or one less each, which leaves some idle in the last wave or at the last tile. */
+static double filling(int64_t pairs, int64_t splits, int64_t tiles, int64_t resident) {
+    const int64_t waves = (pairs * splits + resident - 1) / resident, each = (tiles + splits - 1) / splits;
+    return waves > 0 && each > 0 ? (double)(pairs * tiles) / ((double)(waves * resident) * (double)each) : 1;
+}
+
+/* As few as fill the device to 97.5 % of the best filling: one wave of as many blocks as are wanted on a
+ * multiprocessor, or waves of as many as fit. Each split has a few times 64 keys. */
+static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
+    const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p, t);
+    const int64_t fit = blocks_at_once(device, p, t, 2);
+    const int64_t pairs = blocks_of_keys(p, t), tiles = (visible_keys(p) + 63) / 64;
+    int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
+    most = most < 1 ? 1 : most > GPU_SPLITS_MAX ? GPU_SPLITS_MAX : most;
+    double best = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t splits = 1; splits <= most; splits++) {
+            const double filled = filling(pairs, splits, tiles, pairs * splits <= wanted ? wanted : fit);
+            if (pass == 0)
+                best = filled > best ? filled : best;
+            else if (filled >= 0.975 * best)
+                return (int32_t)splits;
+        }
+    return 1;
+}
+
+static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t merge) {
+    return merge == MMA_MERGE_WORKSPACE ? splits_workspace_bytes(p, splits) : 0;
+}
+
+/* Where blocks come in waves, a cluster would wait for room for all of it; and where two blocks of a multiprocessor
+ * look for keys, eight splits in clusters took 202 us where without they take 134 (an H200). */
+static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t splits) {
+    const int64_t blocks = blocks_of_keys(p, t) * splits, of_one = (blocks + device->num_sms - 1) / device->num_sms;
+    if (splits == 1)
+        return MMA_MERGE_NONE;
+    const int64_t blocks_max = lists_keys(p) && stages > 1 ? 1 : of_one;
+    return has_clusters(device) && splits <= MMA_DECODE_CLUSTER_MAX(stages) && of_one <= blocks_max &&
+                   merged_blocks_fit(device, p, t, stages, MMA_MERGE_CLUSTER, of_one)
+               ? MMA_MERGE_CLUSTER
+               : MMA_MERGE_WORKSPACE;
+}
+
+enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
+
+static struct tile tile_of_plan(const fdm_plan *plan) {
+    return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS]};
+}
+
+/* Whether the order of sequences matters, and the kernel can find it. */
+static int is_ordered(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t splits) {
+    return p->has_mask && !p->varlen && stages > 1 && p->batch > 1 && p->batch <= MMA_DECODE_ORDERED_MAX &&
+           p->mask_shape[0] > 1 && blocks_of_keys(p, t) * splits > blocks_at_once(device, p, t, stages);
+}
+
+static void explain(const fdm_device *device, const fdm_problem *p, struct tile t, fdm_plan *plan) {
+    const int64_t blocks = row_blocks(p, t);
+    int used =
+        snprintf(plan->reason, sizeof plan->reason, "%lld query rows of a KV head fit in ", (long long)packed_rows(p));
+    used += blocks == 1
+                ? snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "one tile of %d", plan->block_m)
+                : snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "%lld tiles of %d",
+                           (long long)blocks, plan->block_m);
+    used +=
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
+                 "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stage%s of %d keys (%lld KB)",
+                 plan->parameters[SPLITS], device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
+                 plan->stages == 1 ? "" : "s", plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
+    if (plan->stages == 1)
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, ": all that a split reads, at once");
+    else if (lists_keys(p))
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
+                 "; keys are listed first by %s, and what no row sees is not read%s",
+                 p->has_mask && p->has_intervals ? "mask and intervals"
+                 : p->has_mask                   ? "the mask"
+                 : p->has_intervals              ? "intervals"
+                                                 : "a bias of -inf",
+                 plan->parameters[ORDERED] ? "; sequences that seem to see most begin first" : "");
+}
+
+/* A way to run a problem, with `times` as many splits as fill the device. */
+struct way {
+    struct tile tile;
+    int32_t stages, splits, times;
+};
+
+/* Where keys are hidden, splits have unequal work, and looking for keys has to be spread; but each block begins with
+ * looks that wait for memory. So many keys to look at are left to each split, or fewer where the device has room for
+ * twice as many blocks (H200, masks: half as many keys take 5 to 25 % longer where splits are alike, twice as many 0 to
+ * 20 % where sequences are not; intervals, top 2048 of 131072 keys: 18 % more with half or twice as many). */
+static int32_t times_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t splits) {
+    const int64_t keys = p->has_intervals ? 4096 : 2048, least = p->has_intervals ? 4096 : 1024;
+    const int64_t pairs = blocks_of_keys(p, t), room = blocks_at_once(device, p, t, 2);
+    int32_t times = 1;
+    while (lists_keys(p) && 2 * times * splits <= GPU_SPLITS_MAX &&
+           visible_keys(p) >= (2 * times * splits * pairs <= room ? least : keys) * 2 * times * splits)
+        times *= 2;
+    return times;
+}
+
+static int32_t splits_of_way(const struct way *way) { return way->splits * way->times; }
+
+/* A listed block has nothing under way while it looks for its first keys: the other of the multiprocessor then has
+ * enough by itself. */
+static int32_t stages_of_way(const fdm_device *device, const fdm_problem *p, const struct way *way,
+                             int64_t one_wave_bytes) {
+    const int64_t blocks = blocks_of_keys(p, way->tile) * splits_of_way(way);
+    const int32_t most = blocks_max(way->tile, 2), alone = stages_of(device, p, way->tile, 1);
+    const int shared = blocks > device->num_sms && blocks_fit(device, p, way->tile, 2, most);
+    if (lists_keys(p) && blocks_fit(device, p, way->tile, alone, most))
+        return alone;
+    const int one_wave = !lists_keys(p) && !is_float32(p) && blocks <= (shared ? most : 1) * (int64_t)device->num_sms;
+    return stages_for(device, p, way->tile, shared ? most : 1, one_wave ? one_wave_bytes : FLIGHT_BYTES);
+}
+
+static int can_have(const fdm_device *device, const fdm_problem *p, const struct way *way) {
+    struct tile single;
+    if (way->stages == 1)
+        return single_tile_of(device, p, &single);
+    return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
+           splits_of_way(way) <= GPU_SPLITS_MAX &&
+           (way->times == 1 || visible_keys(p) / splits_of_way(way) >= 64 * TILES_OF_A_SPLIT_MIN);
+}
+
+/* A cluster lies in one graphics processing cluster, whose multiprocessors are a multiple of two, not of four or eight:
+ * clusters that would leave hardly any multiprocessor over do not all find room at once, and the last begin when the
+ * first have ended (H200: 128 blocks of 132, 8 to 28 % slower than twice as many that merge through memory). */
+static int is_crowded(const fdm_device *device, const fdm_problem *p, const struct way *way) {
+    const int64_t splits = splits_of_way(way), blocks = blocks_of_keys(p, way->tile) * splits;
+    const int64_t room = (blocks + device->num_sms - 1) / device->num_sms * device->num_sms;
+    return splits > 2 && 8 * blocks > 7 * room &&
+           merge_of(device, p, way->tile, way->stages, (int32_t)splits) == MMA_MERGE_CLUSTER;
+}
+
+/* A way with a ring: as many splits as fill the device, in one wave where they are one; and the same for blocks in
+ * waves. */
+static struct way ring_of(const fdm_device *device, const fdm_problem *p) {
+    struct way way = {.tile = tile_of(device, p)};
+    way.splits = splits_of(device, p, way.tile);
+    way.times = times_of(device, p, way.tile, way.splits);
+    way.stages = stages_of_way(device, p, &way, ONE_WAVE_FLIGHT_BYTES);
+    return way;
+}
+static struct way in_waves(const fdm_device *device, const fdm_problem *p, struct way ring) {
+    ring.stages = stages_of_way(device, p, &ring, FLIGHT_BYTES);
+    return ring;
+}
+
+/* The rules' of them: in waves where clusters would be crowded. */
+static struct way rules_of(const fdm_device *device, const fdm_problem *p, const struct way *ring) {
+    struct way more = in_waves(device, p, *ring);
+    while (is_crowded(device, p, &more)) {
+        more.times *= 2;
+        if (!can_have(device, p, &more))
+            return *ring;
+    }
+    return more.times > ring->times ? more : *ring;
+}
+
+static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
+    const struct tile t = way->tile;
+    const int32_t splits = splits_of_way(way);
+    plan->parameters[SPLITS] = splits;
+    plan->parameters[STAGES] = way->stages;
+    plan->parameters[MERGE] = merge_of(device, p, t, way->stages, splits);
+    plan->parameters[EARLY] = device->compute_major >= 9;
+    plan->parameters[WARPS] = t.warps;
+    plan->parameters[ROW_GROUPS] = t.row_groups;
+    plan->parameters[ORDERED] = is_ordered(device, p, t, way->stages, splits);
+    plan->block_m = 16 * t.row_groups;
+    plan->block_n = t.block_n;
+    plan->stages = way->stages;
+    plan->shared_bytes = shared_bytes(p, t, way->stages, plan->parameters[MERGE]);
+    plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[MERGE]);
+    char times[16] = "";
+    if (way->times > 1)
+        snprintf(times, sizeof times, "_X%d", way->times);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_W%d_S%d%s", is_float32(p) ? "TF32x3_" : "",
+             plan->block_m, plan->block_n, t.warps, way->stages, times);
+    explain(device, p, t, plan);
+}
+
+/* The variant-th way: the rules', then those with other stages, then those with other splits. */
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    enum { DEPTHS = STAGES_MAX, TIMES = 5 }; /* 1 to 4 stages; 1, 2, 4, 8, 16 times the splits */
+    const struct way ring = ring_of(device, p), waves = in_waves(device, p, ring);
+    struct way single = {.stages = 1, .times = 1}, rules;
+    if (single_tile_of(device, p, &single.tile)) {
+        single.splits = single_splits(p, single.tile);
+        rules = single;
+    } else
+        rules = rules_of(device, p, &ring);
+    struct way way = rules;
+    int32_t count = 0;
+    for (int32_t n = 0; count < variant && n < DEPTHS + TIMES; n++) {
+        way = n == 0 ? single : n < DEPTHS ? ring : waves;
+        if (n < DEPTHS)
+            way.stages = 1 + n;
+        else
+            way.times = 1 << (n - DEPTHS);
+        count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way) &&
+                 (n < DEPTHS || way.times != ring.times);
+    }
+    if (count < variant)
+        return 0;
+    fill_way(device, p, &way, plan);
+    return 1;
+}
+
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
+    const struct tile t = tile_of_plan(plan);
+    const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
+                               : merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages)
+                                                            : GPU_SPLITS_MAX;
+    const int can_order = p->has_mask && !p->varlen && stages > 1 && p->batch <= MMA_DECODE_ORDERED_MAX;
+    const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
+    return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
+           (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) && stages >= 1 && stages <= STAGES_MAX &&
+           plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
+           (!plan->parameters[ORDERED] || (plan->parameters[ORDERED] == 1 && can_order)) &&
+           plan->block_m == 16 * t.row_groups && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
+}
+
+enum { DECODE, COMBINE, NUM_KERNELS };
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
+    const struct tile t = tile_of_plan(plan);
+    gpu_set_problem_constants(&requests[DECODE], p,
+                              GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
+                                  GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
+                      .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups, .STAGES = stages,
+                      .MASK_PER_ROW = mask_constant(p, stages), .INTERVALS_PER_ROW = intervals_constant(p, stages),
+                      .ORDERED = plan->parameters[ORDERED], .MERGE = merge);
+    requests[DECODE].file = "families/mma/decode/mma_decode.cu";
+    requests[DECODE].entry = "mma_decode";
+    requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);
+    requests[DECODE].threads = 32 * t.warps;
+    /* Compiled for 12.0, a bias and intervals of packed float32 sequences together put 8 bytes aside. */
+    requests[DECODE].spill_bytes_max = is_float32(p) && p->varlen && p->has_bias && p->has_intervals ? 8 : 0;
+    requests[DECODE].cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
+    if (merge != MMA_MERGE_WORKSPACE)
+        return 1;
+    combine_splits_request(p, &requests[COMBINE]);
+    return 2;
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!validate(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's splits, stages or workspace are not its kernel's");
+    if (splits_rows(p) == 0)
+        return FDM_OK;
+    struct cuda_kernel_request wanted[NUM_KERNELS];
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[SPLITS],
+                  merge = plan->parameters[MERGE];
+    fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
+    if (status)
+        return status;
+    struct gpu_forward_params arguments;
+    gpu_fill_forward(attention, &arguments);
+    arguments.num_splits = splits;
+    if (merge == MMA_MERGE_WORKSPACE)
+        splits_fill(p, splits, workspace, &arguments);
+    struct cuda_launch launch = {.kernel = kernels[DECODE],
+                                 .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
+                                 .threads = (uint32_t)wanted[DECODE].threads,
+                                 .cluster = merge == MMA_MERGE_CLUSTER ? (uint32_t)splits : 1,
+                                 .programmatic_launch = plan->parameters[EARLY],
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    status = cuda_launch(&launch);
+    if (status || merge != MMA_MERGE_WORKSPACE)
+        return status;
+    return combine_splits_launch(kernels[COMBINE], p, plan->parameters[EARLY], &arguments, stream);
+}
+
+const struct gpu_algorithm mma_decode_algorithm = {
+    .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
+    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE) & ~GPU_FEATURE_UNALIGNED,
+    .chosen_freely = 1,
+    .writes_lse_low = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

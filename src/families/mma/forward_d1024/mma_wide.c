@@ -1,0 +1,217 @@
+/* mma_wide.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and its launch. */
+#include "families/mma/forward_d1024/mma_wide.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+#include "families/mma/mma_family.h"
+
+enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
+
+/* ---- tiles ---- */
+
+/* Tiles in order of preference: the first that fits head dims, features and device is chosen. Head dims are the larger
+ * of D and Dv. Slices as large as listed cost the fewest meetings of the warps; the ring takes the memory that is left.
+ * Features are counted (mask, bias, intervals, softcap, varlen): more than listed would spill registers. */
+struct tile {
+    int32_t head_dim_min, head_dim_max;
+    int32_t features_max;
+    int32_t bounded_rows_max; /* 0, or: only with causal or window, and at most so many query rows */
+    int32_t warps, block_m, block_n, cluster;
+    int32_t slice_d_max, slice_keys, slice_units_max; /* units: 16-column units of a warp in a V slice */
+    int32_t stages_min, stages_max;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {1, 256, 2, 1024, 4, 64, 64, 1, 256, 64, 8, 2, 2,
+     "two blocks at a time: 1.14 x the speed of one at 512 causal rows"},
+    {1, 256, 2, 0, 8, 128, 64, 1, 256, 64, 8, 2, 3, "128 rows share each slice: 1.2 x FlashAttention-2 on H200"},
+    {1, 256, 5, 0, 8, 128, 32, 1, 256, 32, 8, 2, 4, "fewer scores a warp: registers for the features"},
+    {257, 320, 2, 0, 8, 64, 128, 1, 320, 64, 8, 2, 2, "slices of the whole head dim: 1.09 x the speed of slices of 64"},
+    {321, 384, 1, 0, 8, 64, 128, 1, 192, 64, 8, 2, 3,
+     "slices of half of the head dim: 1.13 x the speed of slices of 128"},
+    {257, 512, 1, 0, 8, 64, 128, 1, 128, 32, 8, 2, 4, "128 registers of O a thread"},
+    {257, 512, 5, 0, 8, 64, 64, 1, 128, 32, 8, 2, 4, "fewer scores a warp: registers for the features"},
+    {513, 1024, 1, 0, 8, 32, 256, 1, 64, 16, 8, 3, 4,
+     "128 registers of O a thread; two blocks that share rows are slower"},
+    {513, 1024, 2, 0, 8, 64, 256, 2, 64, 16, 8, 3, 4, "two blocks share 64 rows"},
+    {513, 1024, 5, 0, 8, 32, 128, 1, 64, 16, 4, 3, 5, "fits 163 KB"},
+    {1, 512, 5, 0, 8, 32, 128, 1, 64, 16, 8, 2, 5, "fits 99 KB"},
+    {513, 1024, 5, 0, 8, 32, 64, 1, 64, 16, 2, 2, 5, "fits 99 KB"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+enum { MMA_WIDE_PARAMETERS(PLAN_PARAMETER) };
+
+static int32_t features_of(const fdm_problem *p) {
+    return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
+}
+
+/* What a tile becomes for a problem: head dims padded to what its slices take. */
+struct fitted {
+    int32_t head_dim, head_dim_v, slice_d, slice_parts;
+};
+
+/* The largest step of which `whole` is a multiple, at most `most`. */
+static int32_t largest_part(int32_t whole, int32_t most) {
+    int32_t part = most < whole ? most : whole;
+    while (whole % part != 0)
+        part--;
+    return part;
+}
+
+static struct fitted fit(const struct tile *t, const fdm_problem *p) {
+    struct fitted f;
+    f.head_dim = (int32_t)gpu_round_up(p->head_dim, 64);
+    f.slice_d = 64 * largest_part(f.head_dim / 64, t->slice_d_max / 64);
+    if (f.slice_d == 64 && t->slice_d_max == 128) { /* padding costs less than slices of 64: 1.26 x at D 448 */
+        f.head_dim = (int32_t)gpu_round_up(p->head_dim, 128);
+        f.slice_d = 128;
+    }
+    /* Every warp holds whole units of 16 columns, and a row of a V slice is a multiple of 128 bytes. */
+    const int32_t unit_columns = 16 * MMA_WIDE_COLUMN_GROUPS(t->warps, t->block_m) * t->cluster;
+    const int32_t step = unit_columns > 64 * t->cluster ? unit_columns : 64 * t->cluster;
+    f.head_dim_v = (int32_t)gpu_round_up(p->head_dim_v, step);
+    const int32_t units = f.head_dim_v / step, most = t->slice_units_max * unit_columns / step;
+    f.slice_parts = units / largest_part(units, most);
+    return f;
+}
+
+static int32_t shared_bytes(const struct tile *t, const struct fitted *f, int32_t stages) {
+    return MMA_WIDE_SHARED_BYTES(f->head_dim, f->head_dim_v, t->warps, t->block_m, t->block_n, f->slice_d,
+                                 t->slice_keys, f->slice_parts, stages, t->cluster);
+}
+
+/* Stages that the device's shared memory has room for; 1 may be too many. */
+static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm_device *device) {
+    int32_t stages = t->stages_max;
+    while (stages > 1 && shared_bytes(t, f, stages) > device->shared_bytes)
+        stages--;
+    return stages;
+}
+
+static int takes(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
+    if (widest < t->head_dim_min || widest > t->head_dim_max || features_of(p) > t->features_max)
+        return 0;
+    if (t->cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
+        return 0;
+    if (t->bounded_rows_max > 0 && (!gpu_bounded(p) || p->seqlen_q > t->bounded_rows_max))
+        return 0;
+    const struct fitted f = fit(t, p);
+    if (t->warps == 4 && 2 * shared_bytes(t, &f, t->stages_max) > device->shared_bytes)
+        return 0;
+    return stages_of(t, &f, device) >= t->stages_min;
+}
+
+static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
+    return (p->seqlen_q + t->block_m - 1) / t->block_m * t->cluster * p->heads * p->batch;
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (!gpu_16_bits(p->dtype))
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > HEAD_DIM_MAX || p->head_dim_v > HEAD_DIM_MAX)
+        return "head dims are at most 1024";
+    if (p->head_dim % 8 != 0 || p->head_dim_v % 8 != 0)
+        return "head dims must be multiples of 8";
+    if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
+        return "sequences are at most 2^30 long";
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (takes(&tiles[i], device, p) && grid_of(&tiles[i], p) <= INT32_MAX)
+            return NULL;
+    return gpu_no_tile_fits(device, text, size);
+}
+
+/* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
+ * kernel is ahead with blocks of 128 rows. */
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    if (widest > SUITS_ABOVE || (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals &&
+                                 (takes(&tiles[1], device, p) || takes(&tiles[2], device, p))))
+        return NULL;
+    return "other kernels suit it better";
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const struct tile *t = &tiles[i];
+        if (!takes(t, device, p) || variant-- > 0)
+            continue;
+        const struct fitted f = fit(t, p);
+        plan->parameters[TILE] = i;
+        plan->block_m = t->block_m;
+        plan->block_n = t->block_n;
+        plan->stages = stages_of(t, &f, device);
+        plan->shared_bytes = shared_bytes(t, &f, plan->stages);
+        plan->workspace_bytes = 0;
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->block_m, t->block_n, f.slice_d,
+                 t->slice_keys, plan->stages, t->cluster == 2 ? "_Cluster2" : "");
+        snprintf(plan->reason, sizeof plan->reason,
+                 "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
+                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+                 (long long)device->shared_bytes >> 10, t->block_m, t->block_n, plan->stages,
+                 (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- execution ---- */
+
+static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct fitted f = fit(t, p);
+    gpu_set_problem_constants(request, p,
+                              GPU_ALIKE_WINDOW | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
+                                  GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, MMA_WIDE_CONSTANTS, .HEAD_DIM = f.head_dim, .HEAD_DIM_V = f.head_dim_v,
+                      .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n, .SLICE_D = f.slice_d,
+                      .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts, .STAGES = plan->stages,
+                      .CLUSTER = t->cluster, .REDO = gpu_hides_keys(p));
+    request->file = "families/mma/forward_d1024/mma_wide.cu";
+    request->entry = "mma_wide";
+    request->shared_bytes = shared_bytes(t, &f, plan->stages);
+    request->threads = 32 * t->warps;
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    if (plan->parameters[TILE] < 0 || plan->parameters[TILE] >= NUM_TILES)
+        return 0;
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct fitted f = fit(t, p);
+    return p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max && features_of(p) <= t->features_max &&
+           plan->stages >= t->stages_min && plan->stages <= t->stages_max && plan->block_m == t->block_m &&
+           plan->block_n == t->block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    if (!valid(plan, &plan->problem))
+        return 0;
+    request_of(plan, &plan->problem, requests);
+    return 1;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    struct cuda_kernel_request request;
+    if (!valid(plan, attention->problem))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or its %d stages are not its kernel's",
+                         plan->parameters[TILE], plan->stages);
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    request_of(plan, attention->problem, &request);
+    return gpu_forward_launch(plan, attention, &request, 1, grid_of(t, attention->problem), t->cluster, workspace,
+                              stream);
+}
+
+const struct gpu_algorithm mma_wide_algorithm = {
+    .info = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_WIDE_PARAMETERS),
+    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
+    .chosen_freely = 1,
+    .writes_lse_low = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};
