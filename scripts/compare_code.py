@@ -20,6 +20,8 @@ import re
 import subprocess
 import sys
 
+import kernel_renames
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = re.compile(r"(?:fine|WRONG) (\S+) (\S+): (\d+) registers, (\d+) spill bytes, \d+ remarks, code ([0-9a-f]{16})")
 NO_CODE = "code " + "0" * 16  # of what was not compiled
@@ -35,7 +37,7 @@ def codes_of(text: str) -> Codes:
     for line, constants in zip(lines, lines[1:] + [""], strict=True):
         if found := CODE.match(line):
             arch, entry, registers, spilled, code = found.groups()
-            codes[arch, entry, " ".join(sorted(constants.split()))] = (code, int(registers), int(spilled))
+            codes[arch, kernel_renames.current(entry), " ".join(sorted(constants.split()))] = (code, int(registers), int(spilled))
     return codes
 
 

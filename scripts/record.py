@@ -20,6 +20,8 @@ import re
 import subprocess
 import sys
 
+import kernel_renames
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MATRIX = ROOT / "bench/results/compile/matrix.json"
 COUNTS = ("compiled", "failed", "spilled")
@@ -56,7 +58,7 @@ def groups() -> list:
 
 
 def place(group: dict) -> tuple:
-    return group["architecture"], group["entry"]
+    return group["architecture"], kernel_renames.current(group["entry"])
 
 
 def record_compile(listed: str, files: list) -> int:
@@ -80,7 +82,7 @@ def record_compile(listed: str, files: list) -> int:
 
 
 def known() -> str:
-    return "".join(f"{group['architecture']} {group['entry']} {group['compiled']} {group['key']}\n" for group in groups())
+    return "".join(f"{' '.join(place(group))} {group['compiled']} {group['key']}\n" for group in groups())
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import sys
 import numpy
 from scipy.optimize import nnls
 
+import kernel_renames
 import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -54,7 +55,7 @@ def load(fdm: str, path: pathlib.Path) -> tuple[str, list[dict]]:
     for problem, features in zip(timed, known, strict=True):
         ways = []
         for row in problem["rows"]:
-            way = features.get((row["kernel"], row["choice"]))
+            way = features.get((kernel_renames.current(row["kernel"]), row["choice"]))
             if way and row.get("samples"):
                 ways.append({"name": way["name"], "features": numpy.array(way["features"]), "seconds": row["seconds"],
                              "choice": row["choice"], "rule": way["rule"]})  # fmt: skip

@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static _Thread_local char last_error[512];
+static _Thread_local char last_error[1024];
 
 fdm_status error_set(fdm_status status, const char *format, ...) {
     va_list arguments;

@@ -15,7 +15,18 @@ int family_refuse(struct refusals *refusals, const char *kernel, const char *cla
     return 0;
 }
 
+const char *kernel_current_name(const char *name) {
+    static const struct {
+        const char *old, *current;
+    } renamed[] = {{"hopper.wide", "hopper.backward_2pass"}, {"mma.wide", "mma.forward_d1024"}};
+    for (size_t i = 0; i < sizeof renamed / sizeof renamed[0]; i++)
+        if (strcmp(name, renamed[i].old) == 0)
+            return renamed[i].current;
+    return name;
+}
+
 int32_t family_find_kernel(const struct family *family, const char *name) {
+    name = kernel_current_name(name);
     for (int32_t i = 0; i < family->num_kernels; i++)
         if (strcmp(family->kernel(family, i)->name, name) == 0)
             return i;

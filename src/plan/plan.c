@@ -31,8 +31,7 @@ const struct family *plan_family(const fdm_plan *plan) {
 }
 
 int plan_names_row(const fdm_plan *plan, const struct family *family) {
-    return plan->kernel_index >= 0 && plan->kernel_index < family->num_kernels &&
-           strcmp(family->kernel(family, plan->kernel_index)->name, plan->kernel) == 0;
+    return plan->kernel_index >= 0 && family_find_kernel(family, plan->kernel) == plan->kernel_index;
 }
 
 static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem) {
@@ -72,7 +71,7 @@ static void append_reason(char *reasons, size_t size, const char *family, const 
         snprintf(why, sizeof why, "kernel '%s' %s", first->kernel, first->clause);
     else
         append_kernels(why, sizeof why, refused, "", "; ");
-    snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
+    snprintf(reasons + used, size - used, "%s%s: %.200s", used ? "; " : "", family, why);
 }
 
 /* What the caller and the environment ask for; the caller's wish comes first. */
@@ -122,6 +121,8 @@ static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, con
     fdm_status status = scheduler_wish(&wishes.scheduler);
     if (!wishes.kernel && !wishes.family)
         wishes.kernel_is_set = (wishes.kernel = setting_get(SETTING_KERNEL)) != NULL;
+    if (wishes.kernel)
+        wishes.kernel = kernel_current_name(wishes.kernel);
     if (!status)
         status =
             tuning_wish(options ? options->tune : FDM_TUNE_DEFAULT,
@@ -191,7 +192,7 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
                                          .family_forced = wanted_family != NULL,
                                          .num_threads = wishes->num_threads,
                                          .scheduler = wishes->scheduler};
-    char reasons[400] = "", passed[400] = "";
+    char reasons[800] = "", passed[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {
         if (wanted_family && strcmp(families[i]->name, wanted_family) != 0)

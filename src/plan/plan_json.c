@@ -292,6 +292,9 @@ fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
     for (int i = 0; i < NUM_FIELDS; i++)
         if (!seen[i])
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON lacks the key '%s'", plan_fields[i].name);
+    const char *kernel = kernel_current_name(read.kernel);
+    if (kernel != read.kernel)
+        snprintf(read.kernel, sizeof read.kernel, "%s", kernel);
     fdm_status status = fdm_problem_validate(&read.problem);
     if (!status)
         status = place_parameters(&parameters, &read);

@@ -292,7 +292,7 @@ static void add_two_kernels(void) {
     FOR_EACH(dims, d)
     FOR_EACH(lengths, n)
     for (int causal = 0; causal < 2; causal++) {
-        begin("hopper.wide", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
+        begin("hopper.backward_2pass", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
         next.head_dim_v = dims[d][1];
         next.heads = 2;
         next.heads_kv = n == 1 ? 1 : 2;
@@ -316,7 +316,7 @@ static void add_two_kernels(void) {
     FOR_EACH(lengths, n)
     for (int causal = 0; causal < 2; causal++)
         for (int kind = 1; kind < 5; kind++) { /* mask, bias, both; the gradient of a bias */
-            begin("hopper.wide", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
+            begin("hopper.backward_2pass", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
             next.head_dim_v = dims[d][1];
             next.batch = kind == 4 ? 1 : 2;
             next.heads = next.heads_kv = kind == 4 ? 1 : 2;
@@ -418,7 +418,7 @@ static void add_wide_intervals(void) {
     };
     FOR_EACH(rows, n)
     for (int d = 0; d < 2; d++) {
-        begin("hopper.wide", FDM_BACKWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
+        begin("hopper.backward_2pass", FDM_BACKWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
         shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
         next.causal = rows[n].causal;
         if (rows[n].window)
@@ -471,7 +471,7 @@ static const struct any_kernel any_kernels[] = {
     {"cpu.backward", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0, 0},
     {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 2, 1, 0, 0},
     {"mma.decode", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0, 0},
-    {"mma.wide", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0, 1},
+    {"mma.forward_d1024", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0, 1},
     {"mma.forward32", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0, 0},
     {"mma.split-q", FDM_FORWARD, FDM_FLOAT16, 0, 0, 0, 0},
     {"mma.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 1, 0, 0},
@@ -479,7 +479,7 @@ static const struct any_kernel any_kernels[] = {
     {"hopper.forward", FDM_FORWARD, FDM_FLOAT16, 1, 1, 0, 0},
     {"hopper.gather", FDM_FORWARD, FDM_FLOAT16, 2, 0, 1, 0},
     {"hopper.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 0, 0, 0},
-    {"hopper.wide", FDM_BACKWARD, FDM_FLOAT16, 1, 0, 0, 0},
+    {"hopper.backward_2pass", FDM_BACKWARD, FDM_FLOAT16, 1, 0, 0, 0},
     {"blackwell.forward", FDM_FORWARD, FDM_FLOAT16, 1, 0, 0, 0},
     {"blackwell.backward", FDM_BACKWARD, FDM_FLOAT16, 0, 0, 0, 0},
 };
@@ -499,8 +499,8 @@ static void add_many(const struct any_kernel *kernel) {
         next.varlen = kernel->only_packed;
         next.many = 1;
         /* So many heads of a group are no few rows, and most kernels of Hopper take no masks of their own. */
-        if (axis != 1 ||
-            !(strstr(kernel->name, "decode") || strstr("hopper.gather hopper.backward hopper.wide", kernel->name)))
+        if (axis != 1 || !(strstr(kernel->name, "decode") ||
+                           strstr("hopper.gather hopper.backward hopper.backward_2pass", kernel->name)))
             add("more than 65535");
     }
 }

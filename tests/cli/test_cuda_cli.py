@@ -177,7 +177,7 @@ def test_bench_shows_every_variant(compiler):
     assert [row["row"] for row in json.loads(result.stdout)] == [f"mma({one}+stage1)"]
     result = run("bench", *shape, "--show-all", **compiler)
     kernels = {name.split("+stage")[0].split("+")[0] for name in rows_of(result)}
-    assert kernels == {"hopper(forward", "forward", "wide", "split-kv", "split-q"}
+    assert kernels == {"hopper(forward", "forward", "forward_d1024", "split-kv", "split-q"}
     reason = "query rows times the heads of a group are at most 256"
     assert "\n\nleft out\n  hopper(gather): " in result.stdout and f"\n  mma(decode): {reason}\n" in result.stdout
     assert result.stdout.endswith("\n  mma(forward32): it takes float32\n")

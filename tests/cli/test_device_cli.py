@@ -115,10 +115,10 @@ def test_bench_rows_have_their_form():
 
 @pytest.mark.parametrize("options", ["--N 100 --Nk 150 --D 128 --Dv 96 --dtype bf16 --kernel mma.forward",
                                      "--N 1 --Nk 512 --H 8 --Hkv 2 --D 128 --kernel mma.decode",
-                                     "--N 200 --topk 20 --kernel mma.forward", "--N 96 --D 512 --kernel mma.wide",
+                                     "--N 200 --topk 20 --kernel mma.forward", "--N 96 --D 512 --kernel mma.forward_d1024",
                                      "--N 200 --causal --pass backward --kernel mma.backward"])
 def test_bench_of_a_kernel(options):
     result = run("bench", "--device", "cuda", *options.split(), "--check", "--iters", 1, "--json", **DEVICE)
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout)
-    assert rows and all(row["kernel"] == options.split("--kernel ")[1].split()[0] for row in rows)
+    assert rows and all(options.split("--kernel ")[1].split()[0] in row["kernel"] for row in rows)

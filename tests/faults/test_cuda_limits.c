@@ -59,7 +59,7 @@ static const struct limits_call calls[] = {
      "block_mask mma_forward32"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.decode", "mma_decode"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 2048, {0}, {0}, {0}, 0, 0, 0, "mma.decode", "mma_decode"},
-    {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.wide", "mma_wide"},
+    {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.forward_d1024", "mma_forward_d1024"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.split-q", "mma_textbook"},
     {FDM_BACKWARD,
      FDM_BFLOAT16,

@@ -299,7 +299,7 @@ static void tensors_that_no_map_describes(void) {
     use_fake_compiler();
     run_without_maps("mma.backward", 2);
     run_without_maps("hopper.backward", 4);
-    run_without_maps("hopper.wide", 4);
+    run_without_maps("hopper.backward_2pass", 4);
 }
 
 #define DEVICES "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,9.0:232448 FAKE_CUDA_NO_STRIDE_0=1"

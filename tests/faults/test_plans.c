@@ -237,7 +237,7 @@ static void expect_workspace(struct planned *x) {
 
 /* Kernels that never take one. */
 static int needs_no_workspace(const char *kernel) {
-    return strncmp(kernel, "mma.split", 9) == 0 || strcmp(kernel, "mma.wide") == 0;
+    return strncmp(kernel, "mma.split", 9) == 0 || strcmp(kernel, "mma.forward_d1024") == 0;
 }
 
 static void workspaces_that_are_too_small(void) {

@@ -19,7 +19,7 @@ def root(tmp_path):
     """A tree with nothing but the scripts and a page without tables."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "scripts").mkdir()
-    for name in ("record.py", "verified.py", "check_docs.py", "marked_table.py"):
+    for name in ("record.py", "verified.py", "check_docs.py", "kernel_renames.py", "marked_table.py"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts")
     (tmp_path / "docs/verified.md").write_text("# What was verified\n\n" + MARKERS)
     (tmp_path / "README.md").write_text("# readme\n")
@@ -111,7 +111,16 @@ def test_a_group_that_failed_or_is_not_whole_is_not_recorded(root):
 def test_a_newer_key_replaces_the_older_and_what_is_not_listed_goes(root):
     record(root, compiled(root, 0, listed=10))
     assert record(root, compiled(root, 0, listed=10, key="00000000000000ff"))[1] == "sm_80 mma_backward 10 00000000000000ff\n"
-    assert record(root, compiled(root, 0), listed="sm_80 mma_wide 3 1\n")[1] == ""
+    assert record(root, compiled(root, 0), listed="sm_80 mma_forward_d1024 3 1\n")[1] == ""
+
+
+def test_entries_of_older_libraries_have_the_names_of_today(root):
+    (root / "bench/results/compile").mkdir(parents=True)
+    group = json.loads(compiled(root, 0, listed=10).read_text()) | {"entry": "hopper_wide_dq", "compiler": "", "commit": "", "date": ""}
+    (root / "bench/results/compile/matrix.json").write_text(json.dumps({"groups": [group]}))
+    assert run(root, "record.py", "known").stdout == "sm_80 hopper_backward_2pass_dq 10 0123456789abcdef\n"
+    assert run(root, "verified.py").returncode == 0
+    assert "| `hopper_backward_2pass_dq` | 10" in (root / "docs/verified.md").read_text()
 
 
 FAULTS = {

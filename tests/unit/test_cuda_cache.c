@@ -267,7 +267,7 @@ static void keys_have_everything_else(void **state) {
     i.request.entry = "mma_forwards";
     expect_new(&i, 0, "the entry", 0);
     gather(&i);
-    i.request.file = "families/mma/forward_d1024/mma_wide.cu";
+    i.request.file = "families/mma/forward_d1024/mma_forward_d1024.cu";
     expect_new(&i, 0, "the file", 0);
     for (int32_t half = 0; half < 2; half++) {
         gather(&i);

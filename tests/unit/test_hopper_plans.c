@@ -37,7 +37,7 @@ static void takes_what_is_seen_key_by_key(void **state) {
         {INTERVALS | BIAS | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
         {INTERVALS | FAR, 8192, 128, "hopper.forward", "SM90_Wgmma_128x128_"},
         {INTERVALS | FAR | BIAS, 8192, 128, "mma.forward", "MMA_Forward_"},
-        {INTERVALS, 8192, 264, "mma.wide", ""},
+        {INTERVALS, 8192, 264, "mma.forward_d1024", ""},
         {INTERVALS, 1, 128, "mma.decode", "MMA_Decode_"},
     };
     fdm_device device = {.struct_bytes = sizeof device};
@@ -85,7 +85,7 @@ static void backward_takes_what_it_names(void **state) {
         {MASK, 8192, 128, 4, 16, "mma.backward", "", "of keys of their own"},
         {INTERVALS, 131072, 128, 16, 1, "hopper.backward", "", ""},
         {INTERVALS, 131073, 128, 16, 1, "mma.backward", "", "at most 131072 query rows"},
-        {INTERVALS, 8192, 136, 16, 1, "hopper.wide", "", "head dims are at most 128"},
+        {INTERVALS, 8192, 136, 16, 1, "hopper.backward_2pass", "", "head dims are at most 128"},
         {BIAS | ROWS, 8192, 128, 4, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious", "2 of dO"},
         {MASK | ROWS, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious", "2 of dO"},
         {MASK | BIAS | ROWS, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R2_DS2_Spacious", "2 stages of Q"},
@@ -122,7 +122,7 @@ static void backward_takes_what_it_names(void **state) {
     }
 }
 
-/* hopper.wide takes what it does not refuse above head dim 128; below, or beside a softcap, where it is named. */
+/* hopper.backward_2pass takes what it does not refuse above head dim 128; below, or beside a softcap, where it is named. */
 static void wide_takes_wide_heads(void **state) {
     (void)state;
     static const struct {
@@ -153,8 +153,8 @@ static void wide_takes_wide_heads(void **state) {
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, cases[i].head_dim <= 128                        ? "hopper.backward"
                                          : cases[i].words || cases[i].features & SOFTCAP ? "mma.backward"
-                                                                                         : "hopper.wide");
-        options.kernel = "hopper.wide";
+                                                                                         : "hopper.backward_2pass");
+        options.kernel = "hopper.backward_2pass";
         if (cases[i].words) {
             assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
             assert_non_null(strstr(fdm_last_error(), cases[i].words));
@@ -383,7 +383,7 @@ static void parts_of(const fdm_plan *plan, int64_t *constant, int *combines) {
     *combines = 0;
     for (int32_t i = 0; i < count; i++) {
         *combines += strcmp(requests[i].entry, "backward_combine") == 0;
-        if (strcmp(requests[i].entry, "hopper_backward") && strcmp(requests[i].entry, "hopper_wide_dkv"))
+        if (strcmp(requests[i].entry, "hopper_backward") && strcmp(requests[i].entry, "hopper_backward_2pass_dkv"))
             continue;
         for (int32_t c = 0; c < requests[i].num_constants; c++)
             if (strcmp(requests[i].constants[c].name, "PARTS") == 0)
@@ -417,7 +417,7 @@ static void groups_are_divided(void **state) {
         p.seqlen_k = p.seqlen_q;
         p.q_mappable = p.keys_mappable = 1;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
-        assert_string_equal(plan.kernel, cases[i].head_dim > 128 ? "hopper.wide" : "hopper.backward");
+        assert_string_equal(plan.kernel, cases[i].head_dim > 128 ? "hopper.backward_2pass" : "hopper.backward");
         const int32_t *parts = &plan.parameters[cases[i].head_dim > 128 ? 2 : 1];
         assert_int_equal(*parts, cases[i].parts);
         parts_of(&plan, &constant, &combines);

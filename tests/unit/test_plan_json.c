@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "../faults/problem_tensors.h"
+#include "plan/plan.h"
 
 enum { JSON_MAX = 8192 };
 
@@ -287,6 +288,50 @@ static void wrong_parameters_are_refused_with_a_sentence(void **state) {
     assert_non_null(strstr(fdm_last_error(), "names parameters of 'mma.xecode', which is not kernel"));
 }
 
+/* A kernel is found by the name that it had in an older library, wherever such a name may have been stored. */
+static void older_names_of_kernels_are_todays(void **state) {
+    (void)state;
+    static const struct {
+        const char *old, *name, *device;
+        fdm_pass pass;
+        int64_t head_dim;
+    } cases[] = {{"hopper.wide", "hopper.backward_2pass", "sm_90", FDM_BACKWARD, 256},
+                 {"mma.wide", "mma.forward_d1024", "sm_80", FDM_FORWARD, 512}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static char text[JSON_MAX], older[JSON_MAX];
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan expected = {.struct_bytes = sizeof expected}, plan = expected;
+        fdm_options options = fdm_options_default();
+        fdm_problem p = fdm_problem_default();
+        p.pass = cases[i].pass, p.dtype = FDM_BFLOAT16, p.batch = 2, p.heads = p.heads_kv = 8;
+        p.seqlen_q = p.seqlen_k = 4096, p.head_dim = p.head_dim_v = cases[i].head_dim;
+        p.needs_dq = p.needs_dk = p.needs_dv = p.pass == FDM_BACKWARD;
+        assert_int_equal(fdm_device_from_name(cases[i].device, &device), FDM_OK);
+        options.kernel = cases[i].name;
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &expected), FDM_OK);
+        assert_string_equal(expected.kernel, cases[i].name);
+        options.kernel = cases[i].old;
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+        assert_memory_equal(&plan, &expected, sizeof plan);
+        setenv("FLASH_DMATTN_KERNEL", cases[i].old, 1);
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        unsetenv("FLASH_DMATTN_KERNEL");
+        assert_memory_equal(&plan, &expected, sizeof plan);
+        assert_int_equal(fdm_plan_variant(&device, &p, cases[i].old, 0, &plan), FDM_OK);
+        assert_string_equal(plan.choice, expected.choice);
+        /* as the store of measured choices has it */
+        assert_int_equal(plan_of_choice(&device, &p, cases[i].old, expected.choice, 1, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].name);
+        write_plan(&expected, text);
+        const char *at = strstr(text, cases[i].name);
+        snprintf(older, sizeof older, "%.*s%s%s", (int)(at - text), text, cases[i].old, at + strlen(cases[i].name));
+        assert_int_equal(fdm_plan_from_json(older, strlen(older), &plan), FDM_OK);
+        assert_memory_equal(&plan, &expected, sizeof plan);
+        snprintf(plan.kernel, sizeof plan.kernel, "%s", cases[i].old); /* a struct that was stored as it is */
+        assert_int_equal(plan_names_row(&plan, plan_family(&plan)), 1);
+    }
+}
+
 static void every_truncation_is_refused(void **state) {
     (void)state;
     static char text[JSON_MAX];
@@ -312,6 +357,7 @@ int main(void) {
         cmocka_unit_test(damage_is_refused_with_a_sentence),
         cmocka_unit_test(parameters_have_the_names_of_the_kernels_list),
         cmocka_unit_test(wrong_parameters_are_refused_with_a_sentence),
+        cmocka_unit_test(older_names_of_kernels_are_todays),
         cmocka_unit_test(every_truncation_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,7 +7,7 @@
 extern const struct gpu_algorithm mma_decode_algorithm;
 extern const struct gpu_algorithm mma_forward_algorithm;
 extern const struct gpu_algorithm mma_forward32_algorithm;
-extern const struct gpu_algorithm mma_wide_algorithm;
+extern const struct gpu_algorithm mma_forward_d1024_algorithm;
 extern const struct gpu_algorithm mma_backward_algorithm;
 extern const struct gpu_algorithm mma_backward32_algorithm;
 /* mma_textbook.c */

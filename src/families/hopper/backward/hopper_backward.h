@@ -50,7 +50,7 @@ struct hopper_backward_params {
     struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
     uint64_t *visits;                          /* ORDERED, where tiles of rows are listed: hopper_visits.h */
     int32_t row_tiles, visit_words;            /* of a head; of a tile */
-    struct tile_plan plan;                     /* of hopper_wide_dq.cu, beside intervals: of the keys in their order */
+    struct tile_plan plan; /* of hopper_backward_2pass_dq.cu, beside intervals: of the keys in their order */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, of those that own keys, and, `apart`, of the one that

@@ -1,4 +1,4 @@
-/* hopper_gradients.c: what hopper_backward.c and hopper_wide.c share. */
+/* hopper_gradients.c: what hopper_backward.c and hopper_backward_2pass.c share. */
 #include "families/hopper/backward/hopper_gradients.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* hopper_wide_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit
+/* hopper_backward_2pass_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit
  * dtypes.
  *
  * Idea: a block owns 64 keys of a KV head and walks the query rows of its group's heads, 64 a step. dK and dV of 64
@@ -22,19 +22,19 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/ring.cuh"
-#include "families/hopper/backward_2pass/hopper_wide.h"
+#include "families/hopper/backward_2pass/hopper_backward_2pass.h"
 #include "families/hopper/pipeline/hopper_panels.cuh"
 
-HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
+HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define KEYS       (INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    64
-#define BLOCK_N    HOPPER_WIDE_KEYS
-#define STAGES     HOPPER_WIDE_STAGES
-#define ROW_STEP   HOPPER_WIDE_DQ_ROWS
-#define THREADS    HOPPER_WIDE_THREADS
+#define BLOCK_N    HOPPER_BACKWARD_2PASS_KEYS
+#define STAGES     HOPPER_BACKWARD_2PASS_STAGES
+#define ROW_STEP   HOPPER_BACKWARD_2PASS_DQ_ROWS
+#define THREADS    HOPPER_BACKWARD_2PASS_THREADS
 #define BIAS_HIDES (SCRUB && BIAS)
 #include "families/hopper/backward/hopper_exact.cuh"
 #include "families/hopper/backward/hopper_keys.cuh"
@@ -67,9 +67,9 @@ enum {
     COVERED = SCORE_RING + ring<1>::BYTES, /* KEYED: note_covered() */
     END = COVERED + (KEYED ? 32 : 0)
 };
-static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
-                  hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, ASKS),
+static_assert(END - CONTROL <= HOPPER_BACKWARD_2PASS_CONTROL_BYTES, "barriers fit");
+static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
+                  hopper_backward_2pass_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, ASKS),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 
@@ -406,8 +406,8 @@ __device__ __forceinline__ struct key_block find_steps(const struct hopper_backw
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
-    hopper_wide_dkv(const __grid_constant__ struct hopper_backward_params a) {
+extern "C" __global__ void __launch_bounds__(HOPPER_BACKWARD_2PASS_THREADS, 1)
+    hopper_backward_2pass_dkv(const __grid_constant__ struct hopper_backward_params a) {
 #if BIAS || KEYED
     extern __shared__ __align__(1024) char shared[];
 #else
@@ -443,14 +443,14 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == 0) {
-        setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
+        setmaxnreg_dec<HOPPER_BACKWARD_2PASS_PRODUCER_REGISTERS>();
         if (LISTED || threadIdx.x == 0) {
             const struct key_block k = find_steps(a, base);
             if (threadIdx.x == 0)
                 producer{a, k, base, 0}.run();
         }
     } else {
-        setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
+        setmaxnreg_inc<HOPPER_BACKWARD_2PASS_CONSUMER_REGISTERS>();
         if (warpgroup == 1)
             dv_maker{a, find_steps(a, base), base, 0}.run();
         else

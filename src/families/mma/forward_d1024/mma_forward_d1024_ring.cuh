@@ -1,7 +1,7 @@
-/* mma_wide_ring.cuh: the ring of slices of K and V, for mma_wide.cu, which defines its constants before including this:
+/* mma_forward_d1024_ring.cuh: the ring of slices of K and V, for mma_forward_d1024.cu, which defines its constants before including this:
  * every thread copies its share of each slot, and every warp reads it. */
-#ifndef FDM_MMA_WIDE_RING_CUH
-#define FDM_MMA_WIDE_RING_CUH
+#ifndef FDM_MMA_FORWARD_D1024_RING_CUH
+#define FDM_MMA_FORWARD_D1024_RING_CUH
 
 /* Which chunk of a tile of ROWS rows a thread copies: 16 bytes of a row, and the same of every panel of 64 columns and
  * of every COPY_ROWS-th row. Where there are fewer rows, the other threads take every other panel. */

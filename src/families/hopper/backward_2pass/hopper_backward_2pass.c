@@ -1,6 +1,6 @@
-/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
+/* hopper_backward_2pass.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
  * every time at all head dims. */
-#include "families/hopper/backward_2pass/hopper_wide.h"
+#include "families/hopper/backward_2pass/hopper_backward_2pass.h"
 
 #include <stdio.h>
 
@@ -16,12 +16,12 @@ static struct hopper_backward_asks asks_of(const fdm_problem *p) {
     return (struct hopper_backward_asks){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
 }
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
-    return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages,
-                                asks_of(p));
+    return hopper_backward_2pass_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
+                                          v_stages, asks_of(p));
 }
 static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
-    return hopper_wide_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), p_stages,
-                                 asks_of(p));
+    return hopper_backward_2pass_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
+                                           p_stages, asks_of(p));
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {
@@ -29,10 +29,11 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
-    struct gpu_backward_needs needs = hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
-    needs.block_m = needs.block_n = HOPPER_WIDE_MASK;
+    struct gpu_backward_needs needs =
+        hopper_backward_needs(p, HOPPER_BACKWARD_2PASS_DQ_ROWS, 0, plan->parameters[PARTS]);
+    needs.block_m = needs.block_n = HOPPER_BACKWARD_2PASS_MASK;
     needs.may_order_keys = needs.orders_keys = p->has_intervals;
-    needs.order_block_n = p->has_intervals ? HOPPER_WIDE_KEYS : 0;
+    needs.order_block_n = p->has_intervals ? HOPPER_BACKWARD_2PASS_KEYS : 0;
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
@@ -48,7 +49,7 @@ static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
 
 /* ---- choice ---- */
 
-enum { LENGTH_MAX = HOPPER_WIDE_MASK * HOPPER_BACKWARD_TILES_MAX }; /* where tiles are listed */
+enum { LENGTH_MAX = HOPPER_BACKWARD_2PASS_MASK * HOPPER_BACKWARD_TILES_MAX }; /* where tiles are listed */
 
 /* Of intervals, and of masks and biases with query rows. */
 static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
@@ -108,7 +109,7 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(4 * p->head_dim + 4 * p->head_dim_v);
     struct hopper_division division;
-    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, number, &division))
+    if (!hopper_backward_divide(device, p, HOPPER_BACKWARD_2PASS_KEYS, flops, number, &division))
         return 0;
     const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
     const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
@@ -116,9 +117,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->parameters[P_STAGES] = p_stages;
     plan->parameters[PARTS] = division.parts;
     plan->parameters[IN_TURN] = division.in_turn;
-    plan->block_m = HOPPER_WIDE_DQ_ROWS;
-    plan->block_n = HOPPER_WIDE_KEYS;
-    plan->stages = HOPPER_WIDE_STAGES;
+    plan->block_m = HOPPER_BACKWARD_2PASS_DQ_ROWS;
+    plan->block_n = HOPPER_BACKWARD_2PASS_KEYS;
+    plan->stages = HOPPER_BACKWARD_2PASS_STAGES;
     plan->shared_bytes =
         dq_bytes(p, v_stages) > dkv_bytes(p, p_stages) ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
     plan->workspace_bytes = workspace_bytes(plan, p);
@@ -128,8 +129,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         "head dim %lld on compute capability 9.0: one kernel for dQ (two warpgroups of 64 rows, 64 keys a step), one "
         "for dK and dV of 64 keys (a warpgroup each, 64 rows a step), %d registers a thread (%lld KB): no additions "
         "in global memory, the same bits every time%s",
-        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), HOPPER_WIDE_CONSUMER_REGISTERS,
-        (long long)(plan->shared_bytes + 1023) >> 10,
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+        HOPPER_BACKWARD_2PASS_CONSUMER_REGISTERS, (long long)(plan->shared_bytes + 1023) >> 10,
         p->has_intervals ? "; tiles that no row sees are left out, scattered keys in the order of the last row that "
                            "sees them"
                          : "");
@@ -154,16 +155,16 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
         return;
     }
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
-    GPU_ADD_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
+    GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_2PASS_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
                       .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0,
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
                       .SCRUB = gpu_hides_keys(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
-    request->file = kernel == DQ ? "families/hopper/backward_2pass/hopper_wide_dq.cu"
-                                 : "families/hopper/backward_2pass/hopper_wide_dkv.cu";
-    request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
+    request->file = kernel == DQ ? "families/hopper/backward_2pass/hopper_backward_2pass_dq.cu"
+                                 : "families/hopper/backward_2pass/hopper_backward_2pass_dkv.cu";
+    request->entry = kernel == DQ ? "hopper_backward_2pass_dq" : "hopper_backward_2pass_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
-    request->threads = HOPPER_WIDE_THREADS;
+    request->threads = HOPPER_BACKWARD_2PASS_THREADS;
     /* What a row that is done again needs behind the loop. */
     if (kernel == DQ && p->has_mask && gpu_dbias_constant(p))
         request->spill_bytes_max = 8;
@@ -176,7 +177,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     if (v_stages < 1 || v_stages > 2 || p_stages < 1 || p_stages > 2 || p->head_dim > 256 || p->head_dim_v > 256)
         return 0;
     const int32_t dq = dq_bytes(p, v_stages), dkv = dkv_bytes(p, p_stages);
-    return plan->block_m == HOPPER_WIDE_DQ_ROWS && plan->block_n == HOPPER_WIDE_KEYS &&
+    return plan->block_m == HOPPER_BACKWARD_2PASS_DQ_ROWS && plan->block_n == HOPPER_BACKWARD_2PASS_KEYS &&
            plan->shared_bytes == (dq > dkv ? dq : dkv) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
@@ -209,9 +210,10 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t key_blocks = hopper_backward_order(p, HOPPER_WIDE_KEYS, division_of(plan), p->has_intervals, &params);
+    const int64_t key_blocks =
+        hopper_backward_order(p, HOPPER_BACKWARD_2PASS_KEYS, division_of(plan), p->has_intervals, &params);
     const int64_t row_blocks = hopper_all_blocks(p, 1, plan->block_m);
-    if ((status = hopper_backward_maps(plan, attention, HOPPER_WIDE_KEYS, &params)))
+    if ((status = hopper_backward_maps(plan, attention, HOPPER_BACKWARD_2PASS_KEYS, &params)))
         return status;
     status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
     int32_t next = before;
@@ -223,7 +225,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         if (wanted(p, kernel)) {
             const struct cuda_launch launch = {.kernel = kernels[next++],
                                                .grid = {gpu_grid(kernel == DQ ? row_blocks : key_blocks), 1, 1},
-                                               .threads = HOPPER_WIDE_THREADS,
+                                               .threads = HOPPER_BACKWARD_2PASS_THREADS,
                                                .stream = stream,
                                                .arguments = &params,
                                                .arguments_bytes = sizeof params};
@@ -232,8 +234,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return status ? status : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params.in, stream);
 }
 
-const struct gpu_algorithm hopper_wide_algorithm = {
-    .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
+const struct gpu_algorithm hopper_backward_2pass_algorithm = {
+    .info = {"hopper.backward_2pass", "the backward on wgmma and TMA by two kernels, without additions to dQ",
+             FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
                 GPU_FEATURE_INTERVALS | GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE |
                 GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,

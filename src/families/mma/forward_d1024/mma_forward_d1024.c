@@ -1,5 +1,5 @@
-/* mma_wide.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and its launch. */
-#include "families/mma/forward_d1024/mma_wide.h"
+/* mma_forward_d1024.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and its launch. */
+#include "families/mma/forward_d1024/mma_forward_d1024.h"
 
 #include <stdio.h>
 
@@ -40,7 +40,7 @@ static const struct tile tiles[] = {
     {513, 1024, 5, 0, 8, 32, 64, 1, 64, 16, 2, 2, 5, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
-enum { MMA_WIDE_PARAMETERS(PLAN_PARAMETER) };
+enum { MMA_FORWARD_D1024_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t features_of(const fdm_problem *p) {
     return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
@@ -68,7 +68,7 @@ static struct fitted fit(const struct tile *t, const fdm_problem *p) {
         f.slice_d = 128;
     }
     /* Every warp holds whole units of 16 columns, and a row of a V slice is a multiple of 128 bytes. */
-    const int32_t unit_columns = 16 * MMA_WIDE_COLUMN_GROUPS(t->warps, t->block_m) * t->cluster;
+    const int32_t unit_columns = 16 * MMA_FORWARD_D1024_COLUMN_GROUPS(t->warps, t->block_m) * t->cluster;
     const int32_t step = unit_columns > 64 * t->cluster ? unit_columns : 64 * t->cluster;
     f.head_dim_v = (int32_t)gpu_round_up(p->head_dim_v, step);
     const int32_t units = f.head_dim_v / step, most = t->slice_units_max * unit_columns / step;
@@ -77,8 +77,8 @@ static struct fitted fit(const struct tile *t, const fdm_problem *p) {
 }
 
 static int32_t shared_bytes(const struct tile *t, const struct fitted *f, int32_t stages) {
-    return MMA_WIDE_SHARED_BYTES(f->head_dim, f->head_dim_v, t->warps, t->block_m, t->block_n, f->slice_d,
-                                 t->slice_keys, f->slice_parts, stages, t->cluster);
+    return MMA_FORWARD_D1024_SHARED_BYTES(f->head_dim, f->head_dim_v, t->warps, t->block_m, t->block_n, f->slice_d,
+                                          t->slice_keys, f->slice_parts, stages, t->cluster);
 }
 
 /* Stages that the device's shared memory has room for; 1 may be too many. */
@@ -165,12 +165,12 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     gpu_set_problem_constants(request, p,
                               GPU_ALIKE_WINDOW | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
                                   GPU_ALIKE_POSITIVE_SCALE);
-    GPU_ADD_CONSTANTS(request, MMA_WIDE_CONSTANTS, .HEAD_DIM = f.head_dim, .HEAD_DIM_V = f.head_dim_v,
+    GPU_ADD_CONSTANTS(request, MMA_FORWARD_D1024_CONSTANTS, .HEAD_DIM = f.head_dim, .HEAD_DIM_V = f.head_dim_v,
                       .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n, .SLICE_D = f.slice_d,
                       .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts, .STAGES = plan->stages,
                       .CLUSTER = t->cluster, .REDO = gpu_hides_keys(p));
-    request->file = "families/mma/forward_d1024/mma_wide.cu";
-    request->entry = "mma_wide";
+    request->file = "families/mma/forward_d1024/mma_forward_d1024.cu";
+    request->entry = "mma_forward_d1024";
     request->shared_bytes = shared_bytes(t, &f, plan->stages);
     request->threads = 32 * t->warps;
 }
@@ -203,9 +203,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                               stream);
 }
 
-const struct gpu_algorithm mma_wide_algorithm = {
-    .info = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
-    .parameters = PLAN_PARAMETERS(MMA_WIDE_PARAMETERS),
+const struct gpu_algorithm mma_forward_d1024_algorithm = {
+    .info = {"mma.forward_d1024", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_FORWARD_D1024_PARAMETERS),
     .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,

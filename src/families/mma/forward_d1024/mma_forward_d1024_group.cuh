@@ -1,7 +1,7 @@
-/* mma_wide_group.cuh: the warps that share 32 rows, for mma_wide.cu, which defines its constants before including this:
+/* mma_forward_d1024_group.cuh: the warps that share 32 rows, for mma_forward_d1024.cu, which defines its constants before including this:
  * what they publish, how they meet, and their rows' way to global memory. */
-#ifndef FDM_MMA_WIDE_GROUP_CUH
-#define FDM_MMA_WIDE_GROUP_CUH
+#ifndef FDM_MMA_FORWARD_D1024_GROUP_CUH
+#define FDM_MMA_FORWARD_D1024_GROUP_CUH
 
 /* Stores one word in this block's shared memory and, in a cluster, at the same place of the other block. */
 __device__ __forceinline__ void publish(uint32_t shared, uint32_t peer, uint32_t word) {

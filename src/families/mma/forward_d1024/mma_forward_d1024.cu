@@ -1,4 +1,4 @@
-/* mma_wide.cu: attention forward for head dims up to 1024, float16 and bfloat16, on mma.sync.
+/* mma_forward_d1024.cu: attention forward for head dims up to 1024, float16 and bfloat16, on mma.sync.
  *
  * Idea. One warp cannot hold 16 rows of O beyond 256 columns, so O is spread over the warps of a block as a grid of
  * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
@@ -12,7 +12,7 @@
  * Who computes what. Row group w / COLUMN_GROUPS, column group w % COLUMN_GROUPS.
  *   S: 32 rows x WARP_KEYS keys, over all of D.   O: 32 rows x UNITS times 16 columns, interleaved between the groups.
  *
- * Shared memory: mma_wide.h. Rows of every tile are multiples of 128 bytes; the 16-byte chunk c of row r lies at
+ * Shared memory: mma_forward_d1024.h. Rows of every tile are multiples of 128 bytes; the 16-byte chunk c of row r lies at
  * c ^ (r & 7), so that eight rows of one chunk column (ldmatrix, cp.async, stores of P) touch all 32 banks once.
  *
  * Ring. Slots of one step: D / SLICE_D slices of K, then BLOCK_N / SLICE_KEYS * SLICE_PARTS slices of V. All threads
@@ -29,20 +29,20 @@
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/special.cuh"
-#include "families/mma/forward_d1024/mma_wide.h"
+#include "families/mma/forward_d1024/mma_forward_d1024.h"
 #include "gpu/finite.cuh"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"
 #include "gpu/visible.cuh"
 
-MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
+MMA_FORWARD_D1024_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 constexpr int THREADS = WARPS * 32;
 #include "families/mma/mma_tile.cuh"
 
 constexpr int COPY_ROWS = THREADS / 8; /* rows of a panel that the block copies at a time */
-constexpr int COLUMN_GROUPS = MMA_WIDE_COLUMN_GROUPS(WARPS, BLOCK_M);
+constexpr int COLUMN_GROUPS = MMA_FORWARD_D1024_COLUMN_GROUPS(WARPS, BLOCK_M);
 constexpr int BLOCK_KEYS = BLOCK_N / CLUSTER;         /* keys of S that this block computes */
 constexpr int BLOCK_COLUMNS = HEAD_DIM_V / CLUSTER;   /* columns of O that this block holds */
 constexpr int WARP_KEYS = BLOCK_KEYS / COLUMN_GROUPS; /* keys of S per warp */
@@ -58,26 +58,27 @@ constexpr int STATISTICS = COLUMN_GROUPS * CLUSTER; /* warps that see a row */
 constexpr int Q_PITCH = HEAD_DIM * 2;
 constexpr int K_PITCH = SLICE_D * 2;
 constexpr int V_PITCH = PART_COLUMNS * 2;
-constexpr int P_PITCH = MMA_WIDE_P_PITCH(BLOCK_N);
+constexpr int P_PITCH = MMA_FORWARD_D1024_P_PITCH(BLOCK_N);
 /* A row group's part of O takes the place of its rows of Q where it fits there, else that of everything. */
 constexpr bool OUT_OVER_Q = BLOCK_COLUMNS <= HEAD_DIM;
 constexpr int OUT_PITCH = OUT_OVER_Q ? Q_PITCH : BLOCK_COLUMNS * 2;
 constexpr int GROUP_THREADS = COLUMN_GROUPS * 32;
-constexpr int STAGE_BYTES = MMA_WIDE_STAGE_BYTES(BLOCK_N, SLICE_D, SLICE_KEYS, SLICE_PARTS, HEAD_DIM_V, CLUSTER);
-constexpr int P_OFFSET = MMA_WIDE_Q_BYTES(BLOCK_M, HEAD_DIM);
-constexpr int RING_OFFSET = P_OFFSET + MMA_WIDE_P_BYTES(BLOCK_M, BLOCK_N);
-constexpr int SHARED_BYTES = MMA_WIDE_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, WARPS, BLOCK_M, BLOCK_N, SLICE_D, SLICE_KEYS,
-                                                   SLICE_PARTS, STAGES, CLUSTER);
-constexpr int BARRIERS_OFFSET = SHARED_BYTES - MMA_WIDE_BARRIER_BYTES(STAGES);
+constexpr int STAGE_BYTES =
+    MMA_FORWARD_D1024_STAGE_BYTES(BLOCK_N, SLICE_D, SLICE_KEYS, SLICE_PARTS, HEAD_DIM_V, CLUSTER);
+constexpr int P_OFFSET = MMA_FORWARD_D1024_Q_BYTES(BLOCK_M, HEAD_DIM);
+constexpr int RING_OFFSET = P_OFFSET + MMA_FORWARD_D1024_P_BYTES(BLOCK_M, BLOCK_N);
+constexpr int SHARED_BYTES = MMA_FORWARD_D1024_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, WARPS, BLOCK_M, BLOCK_N, SLICE_D,
+                                                            SLICE_KEYS, SLICE_PARTS, STAGES, CLUSTER);
+constexpr int BARRIERS_OFFSET = SHARED_BYTES - MMA_FORWARD_D1024_BARRIER_BYTES(STAGES);
 constexpr int FULL_OFFSET = BARRIERS_OFFSET;             /* [STAGES]: the slice has arrived */
 constexpr int EMPTY_OFFSET = FULL_OFFSET + STAGES * 8;   /* [STAGES]: all warps have read it */
 constexpr int P_FREE_OFFSET = EMPTY_OFFSET + STAGES * 8; /* [row group]: all its warps have read P */
 constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;   /* [row group], cluster: all its warps have published */
 constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;    /* [row group][3], cluster */
-constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(WARPS, CLUSTER);
+constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_FORWARD_D1024_STATISTICS_BYTES(WARPS, CLUSTER);
 constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
 
-static_assert(DTYPE == GPU_FLOAT16 || DTYPE == GPU_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
+static_assert(DTYPE == GPU_FLOAT16 || DTYPE == GPU_BFLOAT16, "mma_forward_d1024.cu takes float16 and bfloat16");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a cluster has one or two blocks");
 static_assert(BLOCK_M == 32 || BLOCK_M == 64 || BLOCK_M == 128, "BLOCK_M is 32, 64 or 128");
 static_assert(STAGES >= 2, "the ring needs two stages");
@@ -142,8 +143,8 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t b
     return w;
 }
 
-#include "families/mma/forward_d1024/mma_wide_group.cuh"
-#include "families/mma/forward_d1024/mma_wide_ring.cuh"
+#include "families/mma/forward_d1024/mma_forward_d1024_group.cuh"
+#include "families/mma/forward_d1024/mma_forward_d1024_ring.cuh"
 
 /* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
 struct place {
@@ -539,7 +540,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #if CLUSTER == 2
     __cluster_dims__(2, 1, 1)
 #endif
-        mma_wide(const __grid_constant__ struct gpu_forward_params a) {
+        mma_forward_d1024(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared_memory[];
     const uint32_t shared = shared_address(shared_memory);
     const uint32_t rank = CLUSTER == 2 ? blockIdx.x % CLUSTER : 0;

@@ -1,4 +1,4 @@
-/* hopper_wide_dq.cu: dQ for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+/* hopper_backward_2pass_dq.cu: dQ for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
  *
  * Idea: a block owns 128 query rows of a head and walks the keys that they see, 64 a step, so that dQ is summed in
  * registers and written once: no additions in global memory, the same bits every time. Each of two warpgroups owns 64
@@ -23,20 +23,20 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/ring.cuh"
-#include "families/hopper/backward_2pass/hopper_wide.h"
+#include "families/hopper/backward_2pass/hopper_backward_2pass.h"
 #include "families/hopper/pipeline/hopper_panels.cuh"
 #include "gpu/quad.cuh"
 
-HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
+HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define KEYS       (INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
-#define BLOCK_M    HOPPER_WIDE_DQ_ROWS
-#define BLOCK_N    HOPPER_WIDE_KEYS
-#define STAGES     HOPPER_WIDE_STAGES
-#define ROW_STEP   HOPPER_WIDE_DQ_ROWS
-#define THREADS    HOPPER_WIDE_THREADS
+#define BLOCK_M    HOPPER_BACKWARD_2PASS_DQ_ROWS
+#define BLOCK_N    HOPPER_BACKWARD_2PASS_KEYS
+#define STAGES     HOPPER_BACKWARD_2PASS_STAGES
+#define ROW_STEP   HOPPER_BACKWARD_2PASS_DQ_ROWS
+#define THREADS    HOPPER_BACKWARD_2PASS_THREADS
 #define BIAS_HIDES (SCRUB && BIAS)
 #include "families/hopper/backward/hopper_exact.cuh"
 #include "families/hopper/backward/hopper_keys.cuh"
@@ -55,9 +55,9 @@ enum {
     V_RING = K_RING + ring<STAGES>::BYTES,
     END = V_RING + ring<V_STAGES>::BYTES
 };
-static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 ==
-                  hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {KEYED, MASK, BIAS != 0, BIAS != 0}),
+static_assert(END - CONTROL <= HOPPER_BACKWARD_2PASS_CONTROL_BYTES, "barriers fit");
+static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024 ==
+                  hopper_backward_2pass_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {KEYED, MASK, BIAS != 0, BIAS != 0}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
@@ -136,15 +136,15 @@ __device__ __forceinline__ void list_masked_tiles(const struct hopper_backward_p
     const struct gpu_forward_params &in = a.in.in;
     const int lane = threadIdx.x % 32;
     const uint8_t *kinds = in.block_mask + r.batch * in.block_mask_batch + r.head / in.mask.group * in.block_mask_head +
-                           r.first_row / HOPPER_WIDE_MASK * in.block_mask_row;
+                           r.first_row / HOPPER_BACKWARD_2PASS_MASK * in.block_mask_row;
 #pragma unroll 1
     for (int word = threadIdx.x / 32; word < SEEN_WORDS; word += THREADS / 32) {
         const int tile = word * 32 + lane;
         uint32_t bits = 0;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const bool walked =
-                tile >= r.first_tile && tile < r.last_tile && r.first_row + half * HOPPER_WIDE_MASK < in.seqlen_q;
+            const bool walked = tile >= r.first_tile && tile < r.last_tile &&
+                                r.first_row + half * HOPPER_BACKWARD_2PASS_MASK < in.seqlen_q;
             const int kind = walked ? (int)kinds[half * in.block_mask_row + tile] : GPU_BLOCK_HIDDEN;
             const uint32_t parts = __ballot_sync(0xffffffff, kind != GPU_BLOCK_FULL);
             bits |= __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
@@ -543,8 +543,8 @@ struct consumer {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
-    hopper_wide_dq(const __grid_constant__ struct hopper_backward_params a) {
+extern "C" __global__ void __launch_bounds__(HOPPER_BACKWARD_2PASS_THREADS, 1)
+    hopper_backward_2pass_dq(const __grid_constant__ struct hopper_backward_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (VARLEN && is_past_end(a, find_rows(a, (int)blockIdx.x)))
@@ -564,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
+        setmaxnreg_dec<HOPPER_BACKWARD_2PASS_PRODUCER_REGISTERS>();
         if (LISTED || threadIdx.x == 0) {
             const struct row_block r = find_steps(a, base);
             if (KEYED && are_sorted(a))
@@ -573,7 +573,7 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
                 produce(a, r, base);
         }
     } else {
-        setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
+        setmaxnreg_inc<HOPPER_BACKWARD_2PASS_CONSUMER_REGISTERS>();
         const struct row_block r = find_steps(a, base);
         const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128 - 1, 0);
         consumer{a, r, base, are_sorted(a), warpgroup, r.first_tile}.run();
