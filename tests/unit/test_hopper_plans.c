@@ -122,7 +122,8 @@ static void backward_takes_what_it_names(void **state) {
     }
 }
 
-/* hopper.backward_2pass takes what it does not refuse above head dim 128; below, or beside a softcap, where it is named. */
+/* hopper.backward_2pass takes what it does not refuse above head dim 128; below, or beside a softcap, where it is
+ * named. */
 static void wide_takes_wide_heads(void **state) {
     (void)state;
     static const struct {

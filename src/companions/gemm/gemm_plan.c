@@ -7,14 +7,14 @@
 #include "base/error.h"
 #include "tuning/class.h"
 
-/* The kernels in the order of the list. Those from MMA_FORWARD_D1024 to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
+/* The kernels in the order of the list. Those from MMA_WIDE to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
  */
 enum {
     SKINNY,
     HOPPER,
     MMA_TMA,
     MMA,
-    MMA_FORWARD_D1024,
+    MMA_WIDE,
     MMA_AHEAD,
     MMA_ORDER,
     MMA_STAGE5,
@@ -58,7 +58,7 @@ static fdm_status launch(const struct cuda_kernel_request *request, const struct
 static const struct rung {
     int32_t block_n, block_k, stages, layout, l2_order, ahead;
 } rungs[NUM_KERNELS] = {
-    [MMA] = {256, 64, 4, GEMM_ROWS_SWIZZLE, 1, 1},        [MMA_FORWARD_D1024] = {256, 32, 4, GEMM_ROWS_SWIZZLE, 1, 1},
+    [MMA] = {256, 64, 4, GEMM_ROWS_SWIZZLE, 1, 1},        [MMA_WIDE] = {256, 32, 4, GEMM_ROWS_SWIZZLE, 1, 1},
     [MMA_AHEAD] = {128, 32, 4, GEMM_ROWS_SWIZZLE, 1, 1},  [MMA_ORDER] = {128, 32, 4, GEMM_ROWS_SWIZZLE, 1, 0},
     [MMA_STAGE5] = {128, 32, 5, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_STAGE4] = {128, 32, 4, GEMM_ROWS_SWIZZLE, 0, 0},
     [MMA_STAGE3] = {128, 32, 3, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_SWIZZLE] = {128, 32, 2, GEMM_ROWS_SWIZZLE, 0, 0},
@@ -93,7 +93,7 @@ static struct rung rung_of(const fdm_device *device, const fdm_gemm_problem *p, 
         return rungs[MMA_ORDER];
     if (mma_shared_bytes(&r) > device->shared_bytes)
         r.stages--;
-    return mma_shared_bytes(&r) > device->shared_bytes ? rungs[MMA_FORWARD_D1024] : r;
+    return mma_shared_bytes(&r) > device->shared_bytes ? rungs[MMA_WIDE] : r;
 }
 
 /* The numbers of a choice of gemm.mma or of a rung below it. */
@@ -187,7 +187,7 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
                  gemm_mma_tma_refusal, NULL, gemm_mma_tma_fill, gemm_mma_tma_variant},
     [MMA] = {"gemm.mma", "mma.sync, 64x64 a warp, 64 of k a stage, a ring of stages by cp.async", 1, float16_refusal,
              NULL, mma_fill, mma_variant},
-    MMA_RUNG(MMA_FORWARD_D1024, "gemm.mma+wide", "gemm.mma+ahead with 64x64 a warp"),
+    MMA_RUNG(MMA_WIDE, "gemm.mma+wide", "gemm.mma+ahead with 64x64 a warp"),
     MMA_RUNG(MMA_AHEAD, "gemm.mma+ahead", "gemm.mma+order with registers loaded one product ahead"),
     MMA_RUNG(MMA_ORDER, "gemm.mma+order", "gemm.mma+stage4 with tiles ordered for L2"),
     MMA_RUNG(MMA_STAGE5, "gemm.mma+stage5", "the same with five stages"),

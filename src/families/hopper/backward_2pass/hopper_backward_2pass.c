@@ -1,5 +1,5 @@
-/* hopper_backward_2pass.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
- * every time at all head dims. */
+/* hopper_backward_2pass.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the
+ * same bits every time at all head dims. */
 #include "families/hopper/backward_2pass/hopper_backward_2pass.h"
 
 #include <stdio.h>

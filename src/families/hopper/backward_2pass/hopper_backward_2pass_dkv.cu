@@ -1,5 +1,5 @@
-/* hopper_backward_2pass_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit
- * dtypes.
+/* hopper_backward_2pass_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for
+ * 16-bit dtypes.
  *
  * Idea: a block owns 64 keys of a KV head and walks the query rows of its group's heads, 64 a step. dK and dV of 64
  * keys do not fit one warpgroup beside scores, so two divide the work by products: the first makes S^T = K Q^T, P^T,

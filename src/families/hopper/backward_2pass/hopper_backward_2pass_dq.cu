@@ -1,4 +1,5 @@
-/* hopper_backward_2pass_dq.cu: dQ for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+/* hopper_backward_2pass_dq.cu: dQ for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit
+ * dtypes.
  *
  * Idea: a block owns 128 query rows of a head and walks the keys that they see, 64 a step, so that dQ is summed in
  * registers and written once: no additions in global memory, the same bits every time. Each of two warpgroups owns 64

@@ -1,4 +1,5 @@
-/* mma_forward_d1024.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and its launch. */
+/* mma_forward_d1024.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and
+ * its launch. */
 #include "families/mma/forward_d1024/mma_forward_d1024.h"
 
 #include <stdio.h>

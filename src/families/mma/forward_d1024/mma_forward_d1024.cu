@@ -12,8 +12,8 @@
  * Who computes what. Row group w / COLUMN_GROUPS, column group w % COLUMN_GROUPS.
  *   S: 32 rows x WARP_KEYS keys, over all of D.   O: 32 rows x UNITS times 16 columns, interleaved between the groups.
  *
- * Shared memory: mma_forward_d1024.h. Rows of every tile are multiples of 128 bytes; the 16-byte chunk c of row r lies at
- * c ^ (r & 7), so that eight rows of one chunk column (ldmatrix, cp.async, stores of P) touch all 32 banks once.
+ * Shared memory: mma_forward_d1024.h. Rows of every tile are multiples of 128 bytes; the 16-byte chunk c of row r lies
+ * at c ^ (r & 7), so that eight rows of one chunk column (ldmatrix, cp.async, stores of P) touch all 32 banks once.
  *
  * Ring. Slots of one step: D / SLICE_D slices of K, then BLOCK_N / SLICE_KEYS * SLICE_PARTS slices of V. All threads
  * copy, AHEAD slots before they compute.

@@ -1,4 +1,5 @@
-/* mma_forward_d1024.h: contract of the forward kernel for large head dims, between mma_forward_d1024.c and mma_forward_d1024.cu.
+/* mma_forward_d1024.h: contract of the forward kernel for large head dims, between mma_forward_d1024.c and
+ * mma_forward_d1024.cu.
  *
  * The warps of a block hold a BLOCK_M x HEAD_DIM_V block of O in registers as a grid of 32 rows x up to 128 columns
  * each; a cluster of two blocks shares the rows and splits the columns. */

@@ -1,5 +1,5 @@
-/* mma_forward_d1024_group.cuh: the warps that share 32 rows, for mma_forward_d1024.cu, which defines its constants before including this:
- * what they publish, how they meet, and their rows' way to global memory. */
+/* mma_forward_d1024_group.cuh: the warps that share 32 rows, for mma_forward_d1024.cu, which defines its
+ * constants before including this: what they publish, how they meet, and their rows' way to global memory. */
 #ifndef FDM_MMA_FORWARD_D1024_GROUP_CUH
 #define FDM_MMA_FORWARD_D1024_GROUP_CUH
 

@@ -1,5 +1,5 @@
-/* mma_forward_d1024_ring.cuh: the ring of slices of K and V, for mma_forward_d1024.cu, which defines its constants before including this:
- * every thread copies its share of each slot, and every warp reads it. */
+/* mma_forward_d1024_ring.cuh: the ring of slices of K and V, for mma_forward_d1024.cu, which defines its constants
+ * before including this: every thread copies its share of each slot, and every warp reads it. */
 #ifndef FDM_MMA_FORWARD_D1024_RING_CUH
 #define FDM_MMA_FORWARD_D1024_RING_CUH
 
