@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "machine.h"
+#include "tuning/model.h"
 #include "tuning/store.h"
 
 static char folder[256];
@@ -282,11 +283,21 @@ static void processes_see_whole_entries(void **state) {
     file_path(path);
 }
 
+/* model_find() halves the table. */
+static void rows_of_the_model_rise(void **state) {
+    (void)state;
+    for (int32_t t = 0; t < num_model_tables; t++)
+        for (int32_t i = 1; i < model_tables[t].num_rows; i++)
+            if (strcmp(model_tables[t].rows[i - 1].name, model_tables[t].rows[i].name) >= 0)
+                fail_msg("%s comes before %s", model_tables[t].rows[i - 1].name, model_tables[t].rows[i].name);
+}
+
 int main(int argc, char **argv) {
     static double seconds = 1e-3;
     if (argc > 1 && strcmp(argv[1], "keep") == 0)
         return keep_often(&seconds) != NULL;
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_the_model_rise),
         cmocka_unit_test(edges_are_upper_and_rise),
         cmocka_unit_test(keys_say_what_matters),
         cmocka_unit_test(a_line_comes_back_whole),
