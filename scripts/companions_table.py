@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""companions_table.py: writes the measured tables of docs/gemm.md and docs/softmax.md from the results of bench/companions.py
-under bench/results/nvidia-h200/, between "<!-- gemm measured -->" and its end, and the same of softmax.
+"""companions_table.py: writes the tables of docs/measured-companions.md from the results of bench/companions.py under
+bench/results/nvidia-h200/, between "<!-- gemm measured -->" and its end, and the same of softmax.
 
-Usage: companions_table.py [--check | --plot]. --check: says whether the pages have the tables of the results; --plot: also
+Usage: companions_table.py [--check | --plot]. --check: says whether the page has the tables of the results; --plot: also
 docs/images/gemm.png and docs/images/softmax.png (needs matplotlib).
 """
 
@@ -19,6 +19,7 @@ import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "bench/results/nvidia-h200"
+PAGE = ROOT / "docs/measured-companions.md"
 LADDER = 5  # kernels of a case that is one
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -204,14 +205,13 @@ def main(arguments: list) -> int:
     wrong = 0
     for name, page_of, plot in (("gemm", gemm_page, plot_gemm), ("softmax", softmax_page, plot_softmax)):
         data, path = result(name)
-        page = ROOT / f"docs/{name}.md"
-        old = page.read_text()
+        old = PAGE.read_text()
         new, count = marked_table.replaced(old, f"{name} measured", origin(data, path) + page_of(data))
         if count != 1 or ("--check" in arguments and new != old):
-            print(f"docs/{name}.md: its table is not that of {path.relative_to(ROOT)}; run scripts/companions_table.py", file=sys.stderr)
+            print(f"{PAGE.relative_to(ROOT)}: its table is not that of {path.relative_to(ROOT)}; run scripts/companions_table.py", file=sys.stderr)
             wrong = 1
         elif new != old:
-            page.write_text(new)
+            PAGE.write_text(new)
         if "--plot" in arguments:
             import matplotlib
 
