@@ -24,7 +24,7 @@ import tempfile
 
 import tune_record
 
-# Of head dims up to: the code of 99 KB devices, on any device the same tile (docs/selection.md).
+# Of head dims up to: the code of 99 KB devices, on any device the same tile (docs/backward-tiles.md).
 FIXED = {32: "64x128_VinRegs", 64: "64x128_VinRegs", 128: "64x64_VinRegs", 192: "64x64_VinRegs", 256: "64x32_VinRegs"}
 
 
