@@ -10,7 +10,6 @@ import json
 import pathlib
 import sys
 
-import kernel_renames
 import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -20,7 +19,7 @@ ARCHITECTURES = {"sm_80": "8.0", "sm_86": "8.6", "sm_89": "8.9", "sm_90": "9.0",
 
 
 def origin(run: dict) -> str:
-    return f"{run['date']}, " + (f"commit {run['commit']}" if run["commit"] else "commit not recorded")
+    return f"{run['date']} | {run['commit'] or 'not recorded'}"
 
 
 def result(run: dict) -> str:
@@ -34,10 +33,9 @@ def result(run: dict) -> str:
 
 def rows(runs: list, name: str, columns: list, column_of) -> str:
     """A row for each run, by subject and in the order of `columns`."""
-    text = f"| | {name} | right | when | how | |\n|---|---|---|---|---|---|\n"
-    for run in sorted(runs, key=lambda run: (kernel_renames.current(run["subject"]), columns.index(column_of(run)))):
-        how = f"`{run['command']}`" if run.get("command") else ""
-        text += f"| `{kernel_renames.current(run['subject'])}` | {column_of(run)} | {result(run)} | {origin(run)} | {how} | {run.get('note', '')} |\n"
+    text = f"| | {name} | right | date | commit |\n|---|---|---|---|---|\n"
+    for run in sorted(runs, key=lambda run: (run["subject"], columns.index(column_of(run)))):
+        text += f"| `{run['subject']}` | {column_of(run)} | {result(run)} | {origin(run)} |\n"
     return text
 
 
@@ -46,29 +44,25 @@ def listed(devices: list) -> str:
     for data in devices:
         runs = [run for run in data["runs"] if run["check"] not in COLUMNS]
         if runs:
-            text += f"{data['device']}:\n\n| what | how | right | | when |\n|---|---|---|---|---|\n"
+            text += f"{data['device']}:\n\n| what | right | date | commit |\n|---|---|---|---|\n"
         for run in runs:
-            how = f"`{run['command']}`" if run.get("command") else run["check"]
-            words = ("", result(run)) if "result" in run else (result(run), run.get("note", ""))
-            text += f"| {run['subject']} | {how} | {words[0]} | {words[1]} | {origin(run)} |\n"
+            text += f"| {run['subject']} | {result(run)} | {origin(run)} |\n"
         text += "\n" if runs else ""
     return text.rstrip("\n") + "\n"
 
 
 def compiled(groups: list) -> str:
-    """A row for each kernel entry, with the commits at which it was compiled."""
+    """A row for each kernel entry, with the oldest commit at which an architecture was compiled."""
     architectures = [name for name in ARCHITECTURES if any(group["architecture"] == name for group in groups)]
     total, spilled = (sum(group[name] for group in groups) for name in ("compiled", "spilled"))
-    compilers = ", ".join(f"`{name}`" for name in sorted({group["compiler"] for group in groups}))
+    compilers = ", ".join(f"`{name}`" for name in sorted({group["compiler"].rstrip(");") for group in groups}))
     text = f"{total:,} specialisations by {compilers}; {spilled} spill within their bounds.\n\n"
-    text += f"| kernel entry | {' | '.join(ARCHITECTURES[each] for each in architectures)} | commit, date |\n|{'---|' * (len(architectures) + 2)}\n"
-    groups = [group | {"entry": kernel_renames.current(group["entry"])} for group in groups]
+    text += f"| kernel entry | {' | '.join(ARCHITECTURES[each] for each in architectures)} | date | commit |\n|{'---|' * (len(architectures) + 3)}\n"
     for entry in sorted({group["entry"] for group in groups}):
         found = {group["architecture"]: group for group in groups if group["entry"] == entry}
         cells = [f"{group['compiled']}" + (f", {group['spilled']} spill (most {group['spill_bytes_max']} bytes)" if group["spilled"] else "")
                  if (group := found.get(each)) else "" for each in architectures]
-        origins = "; ".join(sorted({f"{group['commit']}, {group['date']}" for group in found.values()}))
-        text += f"| `{entry}` | {' | '.join(cells)} | {origins} |\n"
+        text += f"| `{entry}` | {' | '.join(cells)} | {origin(min(found.values(), key=lambda group: group['date']))} |\n"
     return text
 
 
