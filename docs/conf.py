@@ -10,8 +10,8 @@ NAVIGATION = {  # page: its lists of further pages, each with a caption
     "README": {
         "Start": ["docs/install", "docs/examples", "docs/from-flash-attn", "docs/compat", "docs/moving",
                   "docs/transformers", "docs/jax", "docs/context-parallel"],
-        "Use": ["docs/api", "docs/api-python", "docs/api-c", "docs/bindings", "docs/masks", "docs/dynamic-masks",
-                "docs/serving", "docs/engines", "docs/which-kernel", "docs/selection", "docs/backward-tiles",
+        "Use": ["docs/api", "docs/python", "docs/api-python", "docs/api-c", "docs/bindings", "docs/masks",
+                "docs/dynamic-masks", "docs/serving", "docs/engines", "docs/which-kernel", "docs/selection", "docs/backward-tiles",
                 "docs/tuning", "docs/troubleshooting"],
         "Kernels": ["docs/cpu", "docs/cuda", "docs/hopper", "docs/blackwell", "docs/mma", "docs/gemm", "docs/softmax"],
         "Evidence": ["docs/measured", "docs/measured-cpu", "docs/measured-companions", "docs/benchmarks",

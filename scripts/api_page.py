@@ -200,7 +200,7 @@ def python_page() -> str:
     blocks = [
         "# Python reference",
         "<!-- written by scripts/api_page.py from the docstrings -->",
-        prose("[api.md](api.md) shows how the parts go together. B sequences, H query heads, Hkv heads of keys and values, "
+        prose("[python.md](python.md) shows how the parts go together. B sequences, H query heads, Hkv heads of keys and values, "
               "h any of 1, Hkv and H, Sq rows, Sk keys, D and Dv head dims; `x|1` is an axis of extent x or 1. What the "
               "exceptions mean is in [Errors](api.md#errors). `help()` prints the same texts, and the tests run the "
               "examples."),
