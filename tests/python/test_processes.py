@@ -26,7 +26,7 @@ def attend():
 
 def child(before):
     assert attend() == before
-    torch.set_num_threads(1)  # what docs/api.md says makes the rest of PyTorch work
+    torch.set_num_threads(1)  # what docs/troubleshooting.md says makes the rest of PyTorch work
     assert torch.allclose(torch.autograd.grad(flash_dmattn_func(q, q, q), q, dout)[0].sum(), whole)
 
 before = attend()
