@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 
+import kernel_renames
 import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -34,8 +35,8 @@ def result(run: dict) -> str:
 def rows(runs: list, name: str, columns: list, column_of) -> str:
     """A row for each run, by subject and in the order of `columns`."""
     text = f"| | {name} | right | date | commit |\n|---|---|---|---|---|\n"
-    for run in sorted(runs, key=lambda run: (run["subject"], columns.index(column_of(run)))):
-        text += f"| `{run['subject']}` | {column_of(run)} | {result(run)} | {origin(run)} |\n"
+    for run in sorted(runs, key=lambda run: (kernel_renames.current(run["subject"]), columns.index(column_of(run)))):
+        text += f"| `{kernel_renames.current(run['subject'])}` | {column_of(run)} | {result(run)} | {origin(run)} |\n"
     return text
 
 
@@ -58,6 +59,7 @@ def compiled(groups: list) -> str:
     compilers = ", ".join(f"`{name}`" for name in sorted({group["compiler"].rstrip(");") for group in groups}))
     text = f"{total:,} specialisations by {compilers}; {spilled} spill within their bounds.\n\n"
     text += f"| kernel entry | {' | '.join(ARCHITECTURES[each] for each in architectures)} | date | commit |\n|{'---|' * (len(architectures) + 3)}\n"
+    groups = [group | {"entry": kernel_renames.current(group["entry"])} for group in groups]
     for entry in sorted({group["entry"] for group in groups}):
         found = {group["architecture"]: group for group in groups if group["entry"] == entry}
         cells = [f"{group['compiled']}" + (f", {group['spilled']} spill (most {group['spill_bytes_max']} bytes)" if group["spilled"] else "")
