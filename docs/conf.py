@@ -9,7 +9,8 @@ from __future__ import annotations
 NAVIGATION = {  # page: its lists of further pages, each with a caption
     "README": {
         "Start": ["docs/install", "docs/examples", "docs/from-flash-attn", "docs/compat", "docs/moving",
-                  "docs/transformers", "docs/jax", "docs/context-parallel"],
+                  "docs/transformers", "docs/jax", "docs/context-parallel",
+                  "docs/training-over-gpus"],
         "Use": ["docs/api", "docs/python", "docs/api-python", "docs/api-c", "docs/bindings", "docs/masks",
                 "docs/dynamic-masks", "docs/serving", "docs/engines", "docs/which-kernel", "docs/selection",
                 "docs/backward-tiles", "docs/tuning", "docs/troubleshooting"],

@@ -3,6 +3,8 @@
     torchrun --nproc-per-node 2 examples/train_context_parallel.py --seq 131072      # two GPUs, NCCL
     torchrun --nproc-per-node 2 examples/train_context_parallel.py --seq 512         # two CPU processes, gloo
 
+With --fsdp parameters are cut over the ranks too.
+
 Each rank holds its rows of every tensor. Attention alone looks across ranks. Labels are shifted before rows are dealt
 out, rotary angles come from global positions, the loss is divided by the tokens of all ranks, and gradients of parameters
 are summed over them. The losses are those of one rank.
@@ -21,6 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 from flash_dmattn.context_parallel import ContextParallel, Layout
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 
@@ -88,6 +91,8 @@ def train(options: Any, device: torch.device) -> List[float]:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = Model(options).to(device, dtype)
+    if options.fsdp:
+        fully_shard(model, mesh=dist.init_device_mesh(device.type, (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     losses = []
     for step in range(options.steps):
@@ -96,9 +101,12 @@ def train(options: Any, device: torch.device) -> List[float]:
         total = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
         loss = total / options.seq  # the tokens of all ranks
         optimizer.zero_grad()
-        loss.backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
+        if options.fsdp:
+            (loss * ranks).backward()  # it takes the mean of gradients
+        else:
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
         optimizer.step()
         whole = loss.detach()
         dist.all_reduce(whole)
@@ -117,6 +125,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120, help="seconds to wait for a rank that is late")
     parser.add_argument("--text", default=__file__)
     parser.add_argument("--recompute", action="store_true", help="checkpoint every layer")
+    parser.add_argument("--fsdp", action="store_true", help="parameters are cut over ranks")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     on_cuda = torch.cuda.is_available()

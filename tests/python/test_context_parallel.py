@@ -23,13 +23,13 @@ from flash_dmattn.context_parallel._sets import set_sizes  # noqa: E402
 WORKER = pathlib.Path(__file__).with_name("context_parallel_worker.py")
 
 
-def run_ranks(tmp_path, ranks, *arguments, ends=()):
-    """Runs the worker; ranks in `ends` end by SIGKILL, the others well."""
+def run_ranks(tmp_path, ranks, *arguments, ends=(), worker=WORKER):
+    """Runs a worker; ranks in `ends` end by SIGKILL, the others well."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     meeting = str(tmp_path / "meeting")
     processes = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), str(ranks), meeting, *map(str, arguments)],
+            [sys.executable, str(worker), str(rank), str(ranks), meeting, *map(str, arguments)],
             env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
         )
         for rank in range(ranks)

@@ -28,7 +28,7 @@ def test_training_on_two_ranks_is_that_on_one():
     script = ROOT / "examples" / "train_context_parallel.py"
     tiny = "--seq 200 --block 16 --layers 2 --width 32 --steps 6 --json".split()
     losses = []
-    for ranks, more in ((1, []), (2, ["--recompute"])):
+    for ranks, more in ((1, []), (2, ["--recompute", "--fsdp"])):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(

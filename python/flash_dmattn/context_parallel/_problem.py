@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .._arguments import (
+    NO_WINDOW,
     Extents,
     Settings,
     bias_with_four_axes,
@@ -18,13 +19,43 @@ from .._arguments import (
     mask_with_four_axes,
     refuse_causal_prefixes,
     said,
+    settings_of,
 )
 from .._fields import SETTING
 from .._key_rules import rule_intervals
 from .._torch import _autocast, _check_kinds
 from ._engine import Operands, changed
 from ._gather import CONSTANT, KEYS, ROWS, ROWS_ALONE
+from ._kept import KeptMasks, sources_of
 from ._visible import Mask
+from .layout import Layout
+
+
+class Given(NamedTuple):
+    """The tensors of a call as they came, and what its mask is made of. Packed where cu_seqlens_q is not None."""
+
+    query: Any
+    key: Any
+    value: Any
+    attn_mask: Any = None
+    attn_bias: Any = None
+    sink: Any = None
+    window_size: Any = NO_WINDOW
+    key_intervals: Any = None
+    document_ids: Any = None
+    prefix_lengths: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+
+    @property
+    def windows(self) -> Any:
+        """One window of each head, or None."""
+        return self.window_size if isinstance(self.window_size, Tensor) else None
+
+    def settings(self, options: Dict[str, Any]) -> Settings:
+        """options: softmax_scale, scale, is_causal, softcap, deterministic, lse_without_sink, as they came."""
+        window = NO_WINDOW if self.windows is not None else self.window_size
+        return settings_of(**options, window_size=window)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +69,8 @@ class Problem:
     # Where mask and bias may lie by this rank's extents, until ranks have agreed on one.
     mask_kinds: List[str]
     bias_kinds: List[str]
+    # Whether query, key, value, bias and sink want gradients; None: as autograd would have it.
+    needs: Optional[List[bool]] = None
 
     @property
     def mask_kind(self) -> str:
@@ -61,6 +94,8 @@ class Problem:
         return problem
 
     def needs_gradient(self) -> List[bool]:
+        if self.needs is not None:
+            return self.needs
         q, k, v, _, bias, *_, sink, _, _ = self.operands
         enabled = torch.is_grad_enabled()
         return [enabled and each is not None and each.requires_grad for each in (q, k, v, bias, sink)]
@@ -173,6 +208,36 @@ def problem_of(
         )
     whole = changed(settings, causal=False, window_left=-1, window_right=-1)
     return Problem(operands, mask, whole, seqlens, *kinds)
+
+
+def problem_given(
+    given: Given, settings: Settings, layouts: Tuple[Layout, Layout], rank: int, kept: KeptMasks
+) -> Problem:
+    """layouts: of rows, and of keys. kept: masks of earlier calls."""
+    seqlens, rows = (layouts[0].total, layouts[1].total), (layouts[0].rows(rank), layouts[1].rows(rank))
+    numbers: Any = settings
+    window = given.windows if given.windows is not None else tuple(numbers[SETTING["window_left"] :][:2])
+    sources = sources_of(given.window_size, given.key_intervals, given.document_ids, given.prefix_lengths)
+    tensors = given.query, given.key, given.value
+    if given.cu_seqlens_q is None:
+        made_of = window, given.key_intervals, given.document_ids, given.prefix_lengths, seqlens
+        mask = kept.get(sources, settings, lambda: mask_of(settings, *made_of))
+    else:
+        offsets = given.cu_seqlens_q, given.cu_seqlens_k
+        _check_packed(tensors, offsets)
+        of_packed = window, given.key_intervals, given.prefix_lengths, offsets, seqlens
+        mask = kept.get(sources + offsets, settings, lambda: packed_mask(settings, *of_packed))
+        tensors = given.query[None], given.key[None], given.value[None]
+    return problem_of(tensors, (given.attn_mask, given.attn_bias), mask, given.sink, settings, rows, seqlens)
+
+
+def _check_packed(tensors: Tuple[Any, ...], offsets: Tuple[Any, ...]) -> None:
+    for each, name in zip(offsets, ("cu_seqlens_q", "cu_seqlens_k")):
+        if not isinstance(each, Tensor) or each.dtype is not torch.int32 or each.dim() != 1:
+            raise TypeError(f"{name} is {said(each)}; it must be a torch.int32 tensor of batch + 1 elements")
+    for each, name in zip(tensors, ("query", "key", "value")):
+        if not isinstance(each, Tensor) or each.dim() != 3:
+            raise ValueError(f"{name} is {said(each)}; it must be a tensor [rows of this rank, heads, head dim]")
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------

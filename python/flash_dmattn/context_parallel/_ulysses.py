@@ -78,6 +78,13 @@ def _back(x: Tensor, rows: int, heads: int) -> Tensor:
     return x.movedim((0, 1), (rows, heads))
 
 
+def back_to_rows(gradient: Tensor, exchange: Exchange, rows: int, heads: int, shared: bool) -> Tensor:
+    """The gradient of what to_heads() was given; where all heads share one, the sum over ranks in float32."""
+    wide = gradient.float() if shared and gradient.dtype is not torch.float64 else gradient
+    mine = exchange.scatter(_first(wide, rows, heads).contiguous(), shared)
+    return _back(mine, rows, heads).to(gradient.dtype)
+
+
 class _ToHeads(torch.autograd.Function):
     """apply(x, exchange, axis of rows, axis of heads, shared)"""
 
@@ -89,10 +96,7 @@ class _ToHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        exchange, rows, heads, shared = ctx.arguments
-        wide = gradient.float() if shared and gradient.dtype is not torch.float64 else gradient
-        mine = exchange.scatter(_first(wide, rows, heads).contiguous(), shared)
-        return _back(mine, rows, heads).to(gradient.dtype), None, None, None, None
+        return back_to_rows(gradient, *ctx.arguments), None, None, None, None
 
 
 class _ToRows(torch.autograd.Function):

@@ -11,17 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._arguments import NO_WINDOW, at_least, flag_of, num_results_of, refuse_keywords, said, settings_of
-from .._fields import SETTING
+from .._arguments import NO_WINDOW, Settings, at_least, flag_of, num_results_of, refuse_keywords, said
 from .._operators import refuse_transforms
 from ._agree import Agreement, Health
-from ._engine import Operands
+from ._compiled import attend_compiled, enter
+from ._dtensor import has_dtensors, to_local
+from ._engine import GRADIENTS
 from ._exchange import Messages, Table, make_table
-from ._gather import KEYS, OF_ROWS, ROWS, Call, GatherAttention
+from ._gather import ROWS, Call, GatherAttention
+from ._gather import backward as gather_gradients
 from ._groups import groups_of
-from ._kept import KeptMasks, checksum, sources_of
+from ._heads import moved_operands, returned_gradients
+from ._kept import KeptMasks, checksum
 from ._pieces import Piece, make_leaves, make_pieces
-from ._problem import Problem, mask_of, packed_mask, problem_of
+from ._problem import Given, Problem, problem_given
 from ._ranges import Range, Ranges, intersect, size
 from ._sets import choose_sets
 from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
@@ -126,6 +129,7 @@ class ContextParallel:
                 f"the layout has {layout.ranks} ranks (that of keys {self.layout_k.ranks}), but the group has {self.ranks}"
             )
         self._health = Health(self.rank)
+        self._number = enter(self)
         self.reproducible_ranks = self._checked_leaves(reproducible_ranks)
         self._lock = threading.Lock()
         self._messages: Dict[torch.device, Messages] = {}
@@ -243,25 +247,10 @@ class ContextParallel:
         """
         if others:
             refuse_keywords("flash_dmattn_func", others)
-
-        def prepare() -> Tuple[Problem, int]:
-            num_results = _num_results(return_lse, return_lse_low, return_attn_probs)
-            window = NO_WINDOW if isinstance(window_size, Tensor) else window_size
-            settings = settings_of(
-                softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
-            )
-            seqlens = self.layout.total, self.layout_k.total
-            numbers: Any = settings
-            given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
-            mask = self._masks.get(
-                sources_of(window_size, key_intervals, document_ids, prefix_lengths),
-                settings,
-                lambda: mask_of(settings, given, key_intervals, document_ids, prefix_lengths, seqlens),
-            )
-            tensors, scores = (query, key, value), (attn_mask, attn_bias)
-            return problem_of(tensors, scores, mask, sink, settings, self._rows(), seqlens), num_results
-
-        return self._call(prepare, (query, key, value, attn_mask, attn_bias, sink))
+        masks = window_size, key_intervals, document_ids, prefix_lengths
+        given = Given(query, key, value, attn_mask, attn_bias, sink, *masks)
+        options = _options(softmax_scale, scale, is_causal, softcap, deterministic, lse_without_sink)
+        return self._given(given, options, (return_lse, return_lse_low, return_attn_probs))
 
     def flash_dmattn_varlen_func(
         self,
@@ -316,35 +305,10 @@ class ContextParallel:
                 )
         if others:
             refuse_keywords("flash_dmattn_varlen_func", others)
-
-        def prepare() -> Tuple[Problem, int]:
-            num_results = _num_results(return_lse, return_lse_low, None)
-            window = NO_WINDOW if isinstance(window_size, Tensor) else window_size
-            settings = settings_of(
-                softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
-            )
-            for each, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
-                if not isinstance(each, Tensor) or each.dtype is not torch.int32 or each.dim() != 1:
-                    raise TypeError(f"{name} is {said(each)}; it must be a torch.int32 tensor of batch + 1 elements")
-            for each, name in ((query, "query"), (key, "key"), (value, "value")):
-                if not isinstance(each, Tensor) or each.dim() != 3:
-                    raise ValueError(f"{name} is {said(each)}; it must be a tensor [rows of this rank, heads, head dim]")
-            seqlens = self.layout.total, self.layout_k.total
-            numbers: Any = settings
-            given = window_size if isinstance(window_size, Tensor) else tuple(numbers[SETTING["window_left"] :][:2])
-            offsets = cu_seqlens_q, cu_seqlens_k
-            mask = self._masks.get(
-                sources_of(window_size, key_intervals, None, prefix_lengths) + offsets,
-                settings,
-                lambda: packed_mask(settings, given, key_intervals, prefix_lengths, offsets, seqlens),
-            )
-            tensors = query[None], key[None], value[None]
-            return problem_of(tensors, (None, None), mask, sink, settings, self._rows(), seqlens), num_results
-
-        result = self._call(prepare, (query, key, value, sink))
-        if isinstance(result, tuple):
-            return tuple(None if each is None else each[0] for each in result)
-        return result[0]
+        masks = window_size, key_intervals, None, prefix_lengths, cu_seqlens_q, cu_seqlens_k
+        given = Given(query, key, value, None, None, sink, *masks)
+        options = _options(softmax_scale, scale, is_causal, softcap, deterministic, lse_without_sink)
+        return self._given(given, options, (return_lse, return_lse_low, None))
 
     def positions(self, device: Any = None) -> Tensor:
         """The global positions of this rank's rows.
@@ -382,28 +346,72 @@ class ContextParallel:
 
     # ---- a call --------------------------------------------------------------------------------------------------
 
-    def _rows(self) -> Tuple[int, int]:
-        return self.layout.rows(self.rank), self.layout_k.rows(self.rank)
+    def _given(self, given: Given, options: Dict[str, Any], wanted: Tuple[Any, ...]) -> Any:
+        """options: by the names of settings_of(). wanted: return_lse, return_lse_low and return_attn_probs."""
+        distributed = has_dtensors(given)
+        if torch.compiler.is_compiling():
+            if distributed:
+                raise NotImplementedError("DTensors are not taken in compiled code: give their to_local()")
+            return attend_compiled(self._number, self.layout.total, given, options, _num_results(*wanted))
+        restore: List[Any] = []
 
-    def _call(self, prepare: Any, tensors: Tuple[Any, ...]) -> Any:
+        def prepare() -> Tuple[Problem, int]:
+            num_results, local = _num_results(*wanted), given
+            if distributed:
+                local, back = to_local(given, self.group)
+                restore.append(back)
+            return self._problem(local, local.settings(options)), num_results
+
+        results = _without_batch(self._call(prepare, given), given)
+        return restore[0](results) if restore else results
+
+    def _problem(self, given: Given, settings: Settings) -> Problem:
+        return problem_given(given, settings, (self.layout, self.layout_k), self.rank, self._masks)
+
+    def attend_by_operator(self, given: Given, settings: Settings) -> Any:
+        """out, lse, lse_low of a call in compiled code."""
+        return _without_batch(self._call(lambda: (self._problem(given, settings), 3), given), given)
+
+    def gradients_by_operator(
+        self,
+        given: Given,
+        settings: Settings,
+        results: Sequence[Optional[Tensor]],
+        flowing: Sequence[Optional[Tensor]],
+        needs: List[bool],
+    ) -> List[Optional[Tensor]]:
+        """Of query, key, value, attn_bias and sink. Keys travel once more, and heads for rows too."""
+        def prepare() -> Tuple[Problem, int]:
+            return dataclasses.replace(self._problem(given, settings), needs=needs), 0
+
+        def attend(problem: Problem, _: int) -> Any:
+            packed = given.cu_seqlens_q is not None
+            tensors = [None if each is None else each[None] if packed else each for each in (*results, *flowing)]
+            return self._gradients(problem, tensors[:3], tensors[3:])
+
+        grads = self._call(prepare, given, attend)
+        shapes = [getattr(given, name) for name in ("query", "key", "value", "attn_bias", "sink")]
+        return [None if grad is None else grad.reshape(like.shape) for grad, like in zip(grads, shapes)]
+
+    def _call(self, prepare: Any, tensors: Sequence[Any], attend: Any = None) -> Any:
         self._health.check()
         refuse_transforms([each for each in tensors if isinstance(each, Tensor)])
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("another call of this ContextParallel is under way; calls of one object are in one order")
         try:
-            return self._locked_call(prepare)
+            problem, num_results = self._prepared(prepare)
+            return (attend or self._attend)(problem, num_results)
         finally:
             self._lock.release()
 
-    def _locked_call(self, prepare: Any) -> Any:
+    def _prepared(self, prepare: Any) -> Tuple[Problem, int]:
         problem, num_results, failed = None, 0, None
         try:
             problem, num_results = prepare()
             failed = self._refusal(problem)
         except (TypeError, ValueError, NotImplementedError) as error:
             failed = error
-        problem = self._agree(problem, failed)
-        return self._attend(problem, num_results)
+        return self._agree(problem, failed), num_results
 
     def _refusal(self, problem: Problem) -> Optional[Exception]:
         heads_kv = problem.operands.k.shape[2]
@@ -495,32 +503,31 @@ class ContextParallel:
 
     # ---- algorithms ----------------------------------------------------------------------------------------------
 
-    def _gathered(
-        self, problem: Problem, layout: Layout, layout_k: Layout, rank: int, heads_ranks: int
-    ) -> List[Any]:
+    def _gather_call(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int, heads_ranks: int) -> Call:
         """heads_ranks: of how many ranks each has as many heads as these operands."""
         route = self._route(problem, layout, layout_k, rank)
-        operands, messages = problem.operands, self._messages_on(problem.operands.q.device)
-        fetched = route.fetched
+        messages, fetched = self._messages_on(problem.operands.q.device), route.fetched
         sets = self._sets_of(problem, fetched, layout)
-        kinds = problem.mask_kind, problem.bias_kind
         kernels = self._kernels(problem, heads_ranks) if self.same_kernel else None
         moves = any(fetched)
-        margin = self.sm_margin if moves else 0
-        call = Call(
-            messages, route.table, route.pieces, sets, problem.settings, *kinds, moves, route.leaves, kernels, margin
-        )
-        q, k, v, mask, bias, *_, sink, _, _ = operands
-        attend: Any = GatherAttention
-        before = messages.bytes_received
-        out, lse, low = attend.apply(call, mask, q, k, v, bias, sink)
         self._last = {
             "sets": sets,
             "rows": [layout.rows(each) for each in range(layout.ranks)],
             "keys_fetched": fetched,
-            "bytes_received": messages.bytes_received - before,
             "calls": len(route.pieces) * len(sets),
         }
+        kinds, margin = (problem.mask_kind, problem.bias_kind), self.sm_margin if moves else 0
+        return Call(
+            messages, route.table, route.pieces, sets, problem.settings, *kinds, moves, route.leaves, kernels, margin
+        )
+
+    def _gathered(self, problem: Problem, *by_keys: Any) -> List[Any]:
+        call = self._gather_call(problem, *by_keys)
+        q, k, v, mask, bias, *_, sink, _, _ = problem.operands
+        attend: Any = GatherAttention
+        before = call.messages.bytes_received
+        out, lse, low = attend.apply(call, mask, q, k, v, bias, sink)
+        self._last["bytes_received"] = call.messages.bytes_received - before
         return [out, lse, low if bias is not None else None]
 
     def _sets_of(self, problem: Problem, fetched: List[int], layout: Layout) -> List[Range]:
@@ -539,16 +546,8 @@ class ContextParallel:
             self._planned[key] = WholeKernels(problem, heads_ranks)
         return self._planned[key]
 
-    @staticmethod
-    def _scores_by_heads(scores: Optional[Tensor], kind: str, rows: Exchange, keys: Exchange) -> Optional[Tensor]:
-        if scores is None:
-            return None
-        if kind in OF_ROWS:
-            return to_heads(scores, rows, 2, 1)
-        return to_heads(scores, keys, 3, 1) if kind == KEYS else own_heads(scores, 1, rows)
-
-    def _by_heads(self, problem: Problem) -> List[Any]:
-        """Heads for rows along the group of heads; then keys along that of keys, which may be this rank alone."""
+    def _ways_to_heads(self) -> Tuple[Exchange, Exchange, Tuple[Any, ...]]:
+        """The exchanges of rows and of keys, and what the gather over these heads is told."""
         exchange_q, exchange_k = self._heads_rows, self._heads_keys
         outer, outer_k, rank = self._outer, self._outer_k, self._keys_rank
         if exchange_q is None or exchange_k is None:  # of all ranks, where ulysses was chosen for a group
@@ -557,19 +556,37 @@ class ContextParallel:
                 for layout in (self.layout, self.layout_k)
             )
             outer, outer_k, rank = _alone(self.layout), _alone(self.layout_k), 0
-        q, k, v, mask, bias, *_, sink, _, _ = problem.operands
-        moved = Operands(
-            to_heads(q, exchange_q, 1, 2),
-            to_heads(k, exchange_k, 1, 2),
-            to_heads(v, exchange_k, 1, 2),
-            self._scores_by_heads(mask, problem.mask_kind, exchange_q, exchange_k),
-            self._scores_by_heads(bias, problem.bias_kind, exchange_q, exchange_k),
-            sink=own_heads(sink, -1, exchange_q),
-        )
+        return exchange_q, exchange_k, (outer, outer_k, rank, exchange_q.ranks)
+
+    def _by_heads(self, problem: Problem) -> List[Any]:
+        """Heads for rows along the group of heads; then keys along that of keys, which may be this rank alone."""
+        exchange_q, exchange_k, by_keys = self._ways_to_heads()
+        moved = moved_operands(problem, exchange_q, exchange_k)
         inner = dataclasses.replace(problem, operands=moved, mask=self._own_mask(problem.mask, exchange_q))
-        results = self._gathered(inner, outer, outer_k, rank, exchange_q.ranks)
+        results = self._gathered(inner, *by_keys)
         out = to_rows(results[0], exchange_q, 1, 2)
         return [out, *(None if each is None else to_rows(each, exchange_q, 2, 1) for each in results[1:])]
+
+    def _gradients(
+        self, problem: Problem, results: Sequence[Optional[Tensor]], flowing: Sequence[Optional[Tensor]]
+    ) -> List[Optional[Tensor]]:
+        """Gradients without autograd, of what forward gave and what flows into it."""
+        needs = dict(zip(GRADIENTS, problem.needs_gradient()))
+        algorithm, _ = self._choose(problem)
+        out, lse, low = results
+        dout, dlse = flowing
+        assert out is not None and lse is not None
+        dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
+        if algorithm == "gather":
+            call = self._gather_call(problem, self.layout, self.layout_k, self.rank, 1)
+            return gather_gradients(call, problem.operands, results, (dout, dlse), needs)
+        exchange_q, exchange_k, by_keys = self._ways_to_heads()
+        moved = moved_operands(problem, exchange_q, exchange_k)
+        inner = dataclasses.replace(problem, operands=moved, mask=self._own_mask(problem.mask, exchange_q))
+        known = to_heads(out, exchange_q, 1, 2), *(each if each is None else to_heads(each, exchange_q, 2, 1) for each in (lse, low))
+        above = to_heads(dout, exchange_q, 1, 2), None if dlse is None else to_heads(dlse, exchange_q, 2, 1)
+        grads = gather_gradients(self._gather_call(inner, *by_keys), moved, known, above, needs)
+        return returned_gradients(problem, grads, exchange_q, exchange_k)
 
     def _own_mask(self, mask: Mask, exchange: Exchange) -> Mask:
         """What of a mask is of the rank's heads."""
@@ -584,9 +601,13 @@ class ContextParallel:
         return self._own_masks[mask]
 
 
-# torch.compiler.disable, which would import the compiler: a graph ends here.
-for _each in (ContextParallel.flash_dmattn_func, ContextParallel.flash_dmattn_varlen_func):
-    setattr(_each, "_torchdynamo_disable", True)
+def _without_batch(results: Any, given: Given) -> Any:
+    """Of a packed call, whose tensors have a batch of one inside."""
+    if given.cu_seqlens_q is None:
+        return results
+    if isinstance(results, Tensor):
+        return results[0]
+    return tuple(None if each is None else each[0] for each in results)
 
 
 def _alone(layout: Layout) -> Layout:
@@ -599,6 +620,19 @@ def _alone(layout: Layout) -> Layout:
 def _one_of(value: Any, allowed: Sequence[str], name: str) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is {said(value)}; it must be one of {', '.join(allowed)}")
+
+
+def _options(
+    softmax_scale: Any, scale: Any, is_causal: Any, softcap: Any, deterministic: Any, lse_without_sink: Any
+) -> Dict[str, Any]:
+    return {
+        "softmax_scale": softmax_scale,
+        "scale": scale,
+        "is_causal": is_causal,
+        "softcap": softcap,
+        "deterministic": deterministic,
+        "lse_without_sink": lse_without_sink,
+    }
 
 
 def _num_results(return_lse: Any, return_lse_low: Any, return_attn_probs: Any) -> int:

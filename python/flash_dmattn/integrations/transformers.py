@@ -18,9 +18,10 @@ import functools
 import inspect
 import re
 import sys
-from typing import Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 import torch
+import torch.distributed
 import transformers.modeling_utils
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -30,9 +31,20 @@ from transformers.masking_utils import sdpa_mask
 from .._arguments import interval_pair
 from .._torch import flash_dmattn_func, flash_dmattn_varlen_func
 
-__all__ = ["CausalMask", "dmattn_mask", "flash_dmattn_attention_forward"]
+__all__ = ["CausalMask", "dmattn_mask", "enable_context_parallel", "flash_dmattn_attention_forward", "rank_inputs"]
 
 NAMES = ("dmattn", "flash_dmattn")
+
+if TYPE_CHECKING or torch.distributed.is_available():
+    from . import _ranks
+    from ._ranks import enable_context_parallel, rank_inputs
+else:
+    _ranks = None
+
+    def enable_context_parallel(*arguments: Any, **keywords: Any) -> Any:
+        raise ImportError("this PyTorch has no torch.distributed, which context parallelism needs")
+
+    rank_inputs = enable_context_parallel
 
 _aten = torch.ops.aten
 
@@ -172,6 +184,9 @@ def dmattn_mask(
         >>> type(mask).__name__, tuple(mask.shape)
         ('CausalMask', (1, 1, 3, 3))
     """
+    if _ranks is not None and _ranks.is_active():
+        over_ranks: Any = _ranks.ranks_mask(options.get("mask_function"), options.get("attention_mask"))
+        return over_ranks  # type: ignore[no-any-return]
     skip = allow_is_causal_skip and not _needs_dense()
     positions = options.get("cache_position")
     if positions is not None:
@@ -303,6 +318,12 @@ def flash_dmattn_attention_forward(
         lists = {**unused, **lengths, "max_length_q": max_length_q, "max_length_k": max_length_k}
         layer = (scaling, softcap, s_aux, sliding_window)
         return _paged.paged_attention(module, query, key, value, cache, lists, *layer), None
+    ranks = None if _ranks is None else _ranks.ranks_of(module)
+    if ranks is not None:
+        layer = {"is_causal": is_causal, "scaling": scaling, "softcap": softcap, "s_aux": s_aux}
+        layer.update(key_intervals=key_intervals, cu_seq_lens_q=cu_seq_lens_q)
+        beside = {"position_bias": position_bias, "attention_bias": attention_bias}
+        return _ranks.attention_over_ranks(ranks, module, (query, key, value), attention_mask, beside, layer), None
     rows, keys = query.shape[2], key.shape[2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal, offset = bool(causal) and attention_mask is None and rows > 1, 0
