@@ -38,14 +38,19 @@ def draw_layout(draw, total, ranks):
     return Layout.from_ranges(parts)
 
 
-def draw_cp(draw, layout, layout_k, heads_kv, groups):
-    algorithm = draw.choice(["auto", "gather", "gather", "ulysses"])
+def draw_cp(draw, layout, layout_k, problem, groups):
+    heads_kv = problem.shape[2]
+    algorithm = draw.choice(["auto", "gather", "gather", "ulysses", "ring", "ring"])
     if algorithm == "ulysses" and heads_kv % layout.ranks:
+        algorithm = "gather"
+    if algorithm == "ring" and problem.dtype is torch.float64:  # no gradients in it
         algorithm = "gather"
     sets = None
     if draw.random() < 0.5:
         sets = [1] * heads_kv if draw.random() < 0.5 else [heads_kv]
     options = {"timeout": 20.0, "algorithm": algorithm, "keys": draw.choice(["auto", "needed", "all"]), "layout_k": layout_k}
+    if algorithm == "auto" and draw.random() < 0.5:
+        options["memory"] = draw.choice([0, 1000])
     mesh = groups.get(draw.choice(["flat", "two"]))
     if mesh is not None and heads_kv % mesh.size(0) == 0 and algorithm != "ulysses":
         return ContextParallel(layout, mesh, head_sets=None, **options)
@@ -231,7 +236,7 @@ def run_problems(rank, ranks, seed, count):
         if all(each.rows(r) == 1 for each in (layout, layout_k or layout) for r in range(ranks)):
             continue  # [1, 1] may be a row's, a key's or all pairs' number
         try:
-            cp = draw_cp(draw, layout, layout_k, problem.shape[2], groups)
+            cp = draw_cp(draw, layout, layout_k, problem, groups)
             check(problem, cp)
             check_bytes(problem, cp)
         except BaseException:
@@ -387,6 +392,12 @@ def run_differences(rank, ranks):
     assert "cannot run under vmap" in text, text
     compiled = torch.compile(lambda x: cp.flash_dmattn_func(2 * x, k, v, is_causal=True).sin(), backend="eager")
     assert torch.allclose(compiled(q), cp.flash_dmattn_func(2 * q, k, v, is_causal=True).sin())
+    small = ContextParallel(layout, memory=0, timeout=20)
+    assert torch.allclose(small.flash_dmattn_func(q, k, v, is_causal=True), out, atol=1e-6)
+    assert small.explain()["algorithm"] == "ring" and "memory is 0" in small.explain()["why"], small.explain()
+    ring, wide = ContextParallel(layout, algorithm="ring", timeout=20), [each.detach().double().requires_grad_() for each in (q, k, v)]
+    text = sentence_of(lambda: ring.flash_dmattn_func(*wide), NotImplementedError)
+    assert "the ring has no gradients" in text, text
     checked = ContextParallel(layout, check_every_call=True, timeout=20)
     intervals = (torch.zeros(1, 1, 96, dtype=torch.int32), torch.full((1, 1, 96), 96 - last, dtype=torch.int32))
     text = sentence_of(lambda: checked.flash_dmattn_func(q, k, v, key_intervals=intervals))

@@ -39,12 +39,25 @@ class Call:
     leaves: Optional[Sequence[Sequence[Piece]]] = None  # the pieces, in the order of a tree by which parts are added
     kernels: Any = None  # WholeKernels, or None: each call's plan is free
     sm_margin: int = 0  # that calls leave to copies, where any rank needs keys of another
+    is_ring: bool = False  # a part of a ring's call: gradients are sums over several
+
+    def forward(self, operands: Operands) -> List[Optional[Tensor]]:
+        return forward(self, operands)
+
+    def backward(
+        self,
+        operands: Operands,
+        results: Sequence[Optional[Tensor]],
+        flowing: Tuple[Tensor, Optional[Tensor]],
+        needs: Dict[str, bool],
+    ) -> List[Optional[Tensor]]:
+        return backward(self, operands, results, flowing, needs)
 
     @property
     def is_direct(self) -> bool:
         """Whether one call has all keys of the rank, and nobody else has any use for them."""
         table, pieces = self.table, self.pieces
-        return self.leaves is None and not self.exchanges and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
+        return not self.is_ring and self.leaves is None and not self.exchanges and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
@@ -71,7 +84,7 @@ def _shards(call: Call, operands: Operands, heads: Range) -> Dict[str, List[Tens
     return shards
 
 
-class _Keys:
+class Keys:
     """A set's keys on their way: K, V, and what else lies with keys."""
 
     def __init__(self, call: Call, operands: Operands, heads: Range) -> None:
@@ -96,7 +109,7 @@ class _Keys:
 
     def rows(self, name: str) -> Tensor:
         """[n, B, h, D|Dv], or of mask or bias [n, B|1, h]."""
-        return _part_of(self.buffers, name, self.head_dim)
+        return part_of(self.buffers, name, self.head_dim)
 
     def operand(self, name: str) -> Tensor:
         """k or v [B, n, h, D|Dv]; mask or bias [B|1, h, 1, n]."""
@@ -105,24 +118,24 @@ class _Keys:
         return self.buffers[name].permute(1, 2, 0).contiguous()[:, :, None]
 
 
-def _part_of(buffers: Dict[str, Tensor], name: str, head_dim: int) -> Tensor:
+def part_of(buffers: Dict[str, Tensor], name: str, head_dim: int) -> Tensor:
     if name in buffers or name not in ("k", "v"):
         return buffers[name]
     both = buffers["kv"]
     return both[..., :head_dim] if name == "k" else both[..., head_dim:]
 
 
-def _all_keys(call: Call, operands: Operands) -> Iterator[_Keys]:
+def _all_keys(call: Call, operands: Operands) -> Iterator[Keys]:
     """Sets in their order, of which the next ones travel while the caller computes."""
     ahead = 2
     if operands.k.is_cuda:
         row = operands.k.shape[0] * operands.k.shape[2] * (operands.k.shape[3] + operands.v.shape[3])
         whole = call.table.size * row * operands.k.element_size()
         ahead = len(call.sets) if whole <= _AHEAD_BYTES else 2
-    coming: List[_Keys] = []
+    coming: List[Keys] = []
     for number in range(len(call.sets)):
         for later in range(number + len(coming), min(number + ahead, len(call.sets))):
-            coming.append(_Keys(call, operands, call.sets[later]))
+            coming.append(Keys(call, operands, call.sets[later]))
         keys = coming.pop(0)
         keys.wait()
         yield keys
@@ -139,11 +152,11 @@ def _rows_of(scores: Optional[Tensor], kind: str, piece: Piece) -> Optional[Tens
     return scores[..., piece.columns[0] : piece.columns[1]] if kind == ROWS else scores
 
 
-class _Set:
+class Set:
     """The operands of a set's pieces."""
 
-    def __init__(self, call: Call, operands: Operands, keys: _Keys) -> None:
-        heads = keys.heads
+    def __init__(self, call: Call, operands: Operands, keys: Keys) -> None:
+        heads, self.keys = keys.heads, keys
         self.heads_kv, self.heads = operands.k.shape[2], heads
         self.call, self.operands = call, operands
         group = operands.q.shape[2] // self.heads_kv
@@ -152,9 +165,8 @@ class _Set:
         self.scores: Dict[str, Optional[Tensor]] = {}
         for name, kind in (("mask", call.mask_kind), ("bias", call.bias_kind)):
             whole = getattr(operands, name)
-            self.scores[name] = (
-                None if whole is None else keys.operand(name) if kind == KEYS else self.of_heads(whole, 1)
-            )
+            mine = None if whole is None else keys.operand(name) if kind == KEYS else self.of_heads(whole, 1)
+            self.scores[name] = mine
 
     def of_heads(self, tensor: Optional[Tensor], axis: int) -> Optional[Tensor]:
         return heads_of(tensor, axis, self.heads, self.heads_kv)
@@ -208,7 +220,7 @@ def forward(call: Call, operands: Operands) -> List[Optional[Tensor]]:
     out, lse, lse_low = results
     assert out is not None and lse is not None
     for keys in _all_keys(call, operands):
-        current = _Set(call, operands, keys)
+        current = Set(call, operands, keys)
         for piece in call.pieces:
             written = (current.rows(out, piece), current.row_numbers(lse, piece), current.row_numbers(lse_low, piece))
             code = None if call.kernels is None else call.kernels.forward
@@ -219,53 +231,55 @@ def forward(call: Call, operands: Operands) -> List[Optional[Tensor]]:
 # ---- backward --------------------------------------------------------------------------------------------------------
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
     """What parts of a gradient are added in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-class _Parts:
+class Parts:
     """A set's parts of the gradients of keys, for all keys of the buffer: float32, keys first."""
 
-    def __init__(self, keys: _Keys, wanted: Sequence[str]) -> None:
+    def __init__(self, keys: Keys, wanted: Sequence[str]) -> None:
         self.head_dim = keys.head_dim
         self.buffers: Dict[str, Tensor] = {}
         together = "kv" in keys.buffers and "k" in wanted and "v" in wanted
         for name in (["kv", *wanted[2:]] if together else wanted):
             like = keys.rows(name) if name != "kv" else keys.buffers[name]
-            self.buffers[name] = torch.zeros(like.shape, dtype=_wide(like.dtype), device=like.device)
+            self.buffers[name] = torch.zeros(like.shape, dtype=wide(like.dtype), device=like.device)
 
-    def add(self, later: _Parts) -> _Parts:
+    def add(self, later: Parts) -> Parts:
         for name, buffer in self.buffers.items():
             buffer += later.buffers[name]
         return self
 
     def view(self, name: str, piece: Piece) -> Tensor:
         """In the shape of the operand."""
-        part = _part_of(self.buffers, name, self.head_dim)[piece.keys[0] : piece.keys[1]]
+        part = part_of(self.buffers, name, self.head_dim)[piece.keys[0] : piece.keys[1]]
         return part.transpose(0, 1) if name in ("k", "v") else part.permute(1, 2, 0)[:, :, None]
 
 
-class _Gradients:
+class Gradients:
     """Whole gradients of the rank's tensors, which sets and pieces fill in."""
 
     def __init__(self, call: Call, operands: Operands, needs: Dict[str, bool]) -> None:
         self.call, self.operands, self.needs = call, operands, needs
         self.of: Dict[str, Optional[Tensor]] = dict.fromkeys(_engine.GRADIENTS)
         for name in ("q", "k", "v"):
+            tensor = getattr(operands, name)
             if needs[name]:
-                self.of[name] = torch.empty_like(getattr(operands, name))
+                of_parts = call.is_ring and name == "q"
+                self.of[name] = torch.zeros_like(tensor, dtype=wide(tensor.dtype)) if of_parts else torch.empty_like(tensor)
         for name, kind in (("bias", call.bias_kind), ("sink", CONSTANT)):
             tensor = getattr(operands, name)
             if needs[name]:
-                dtype = tensor.dtype if kind in OF_ROWS else _wide(tensor.dtype)
+                dtype = tensor.dtype if kind in OF_ROWS and not call.is_ring else wide(tensor.dtype)
                 self.of[name] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
         # CUDA kernels write dk and dv in the dtype of k and v, and are added here.
         self.adds = not operands.q.is_cuda and not call.is_direct and call.leaves is None
         self.traveling = [name for name in ("k", "v") if needs[name] and not call.is_direct]
         self.traveling += ["bias"] if needs["bias"] and call.bias_kind == KEYS else []
 
-    def targets(self, current: _Set, parts: _Parts, piece: Piece, given: Operands) -> Tuple[List[Any], List[Any]]:
+    def targets(self, current: Set, parts: Parts, piece: Piece, given: Operands) -> Tuple[List[Any], List[Any]]:
         """What a call writes, in the order of the extension, and (part, written) pairs to be added after it."""
         written: List[Any] = []
         added = []
@@ -276,13 +290,13 @@ class _Gradients:
                 continue
             whole = self.of[name]
             assert whole is not None
-            if name == "q":
+            if name == "q" and not self.call.is_ring:
                 written.append(current.rows(whole, piece))
             elif name in ("k", "v") and self.call.is_direct:
                 written.append(current.of_heads(whole, 2))
             elif name in ("k", "v") and self.adds:
                 written.append(parts.view(name, piece))
-            elif name == "bias" and self.call.bias_kind in OF_ROWS:
+            elif name == "bias" and self.call.bias_kind in OF_ROWS and not self.call.is_ring:
                 written.append(_rows_of(current.of_heads(whole, 1), self.call.bias_kind, piece))
             else:
                 own = torch.empty_like(operand, memory_format=torch.contiguous_format)
@@ -290,19 +304,24 @@ class _Gradients:
                 added.append((self._part(name, whole, current, parts, piece), own))
         return written, added
 
-    def _part(self, name: str, whole: Tensor, current: _Set, parts: _Parts, piece: Piece) -> Tensor:
+    def _part(self, name: str, whole: Tensor, current: Set, parts: Parts, piece: Piece) -> Tensor:
         if name in self.traveling:
             return parts.view(name, piece)
+        if name == "q":
+            return current.rows(whole, piece)
         if name == "sink":
             return whole[..., current.query_heads[0] : current.query_heads[1]]
-        part = current.of_heads(whole, 1)
+        part = _rows_of(current.of_heads(whole, 1), self.call.bias_kind, piece) if self._has_rows(name) else current.of_heads(whole, 1)
         assert part is not None
         return part
+
+    def _has_rows(self, name: str) -> bool:
+        return name == "bias" and self.call.bias_kind in OF_ROWS
 
     def take(self, heads: Range, sums: Dict[str, Tensor]) -> None:
         """The sums of a set's parts, keys first."""
         for name in self.traveling:
-            whole, total = self.of[name], _part_of(sums, name, self.operands.k.shape[-1])
+            whole, total = self.of[name], part_of(sums, name, self.operands.k.shape[-1])
             assert whole is not None
             if name == "bias":  # where heads of several sets share it
                 part = heads_of(whole, 1, heads, self.operands.k.shape[2])
@@ -322,17 +341,17 @@ class _Gradients:
 class _Returning:
     """A set's parts on their way to the keys' owners."""
 
-    def __init__(self, call: Call, heads: Range, parts: _Parts) -> None:
+    def __init__(self, call: Call, heads: Range, parts: Parts) -> None:
         self.heads, self.by_tree = heads, call.leaves is not None
         self.back = {name: Return(call.messages, call.table, buffer) for name, buffer in parts.buffers.items()}
 
-    def finish(self, gradients: _Gradients) -> None:
+    def finish(self, gradients: Gradients) -> None:
         gradients.take(self.heads, {name: back.finish(self.by_tree) for name, back in self.back.items()})
 
 
-def _sum_of_tree(leaves: Sequence[Sequence[Piece]], computed: Callable[[Sequence[Piece]], _Parts]) -> _Parts:
+def _sum_of_tree(leaves: Sequence[Sequence[Piece]], computed: Callable[[Sequence[Piece]], Parts]) -> Parts:
     """By a balanced binary tree over a power of two leaves, with as many parts at a time as it is deep."""
-    stack: List[Tuple[int, _Parts]] = []
+    stack: List[Tuple[int, Parts]] = []
     for leaf in leaves:
         level, parts = 0, computed(leaf)
         while stack and stack[-1][0] == level:
@@ -344,9 +363,9 @@ def _sum_of_tree(leaves: Sequence[Sequence[Piece]], computed: Callable[[Sequence
 def _with_wide_bias(call: Call, operands: Operands, needs: Dict[str, bool]) -> Operands:
     """A bias and sinks whose gradients are sums of parts, in float32, so that parts are not rounded."""
     if needs["bias"] and call.bias_kind not in OF_ROWS and operands.bias is not None:
-        operands = operands._replace(bias=operands.bias.to(_wide(operands.bias.dtype)))
+        operands = operands._replace(bias=operands.bias.to(wide(operands.bias.dtype)))
     if needs["sink"] and operands.sink is not None:
-        operands = operands._replace(sink=operands.sink.to(_wide(operands.sink.dtype)))
+        operands = operands._replace(sink=operands.sink.to(wide(operands.sink.dtype)))
     return operands
 
 
@@ -358,14 +377,14 @@ def backward(
     needs: Dict[str, bool],
 ) -> List[Optional[Tensor]]:
     """Gradients of q, k, v, bias and sink; of what all ranks have alike, the rank's own part."""
-    gradients = _Gradients(call, given, needs)
+    gradients = Gradients(call, given, needs)
     operands = _with_wide_bias(call, given, needs)
     returning: Optional[_Returning] = None
     for keys in _all_keys(call, operands):
-        current = _Set(call, operands, keys)
+        current = Set(call, operands, keys)
 
-        def computed(pieces: Sequence[Piece], current: _Set = current, keys: _Keys = keys) -> _Parts:
-            parts = _Parts(keys, gradients.traveling)
+        def computed(pieces: Sequence[Piece], current: Set = current, keys: Keys = keys) -> Parts:
+            parts = Parts(keys, gradients.traveling)
             for piece in pieces:
                 _backward_of_piece(current, parts, piece, gradients, results, flowing)
             return parts
@@ -381,10 +400,10 @@ def backward(
 
 
 def _backward_of_piece(
-    current: _Set,
-    parts: _Parts,
+    current: Set,
+    parts: Parts,
     piece: Piece,
-    gradients: _Gradients,
+    gradients: Gradients,
     results: Sequence[Optional[Tensor]],
     flowing: Tuple[Tensor, Optional[Tensor]],
 ) -> None:
@@ -409,10 +428,10 @@ class GatherAttention(torch.autograd.Function):
     """apply(call, mask, q, k, v, bias, sink) -> out, lse, lse_low (or an empty tensor)"""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, mask: Optional[Tensor], *tensors: Any) -> Any:
+    def forward(ctx: Any, call: Any, mask: Optional[Tensor], *tensors: Any) -> Any:
         q, k, v, bias, sink = tensors
         operands = Operands(q, k, v, mask, bias, sink=sink)
-        out, lse, lse_low = forward(call, operands)
+        out, lse, lse_low = call.forward(operands)
         ctx.save_for_backward(*operands, out, lse, lse_low)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -428,7 +447,7 @@ class GatherAttention(torch.autograd.Function):
             return (None,) * 7
         with torch.no_grad():
             above = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
-            grads = backward(ctx.call, Operands(*given), (out, lse, lse_low), (above, dlse), needs)
+            grads = ctx.call.backward(Operands(*given), (out, lse, lse_low), (above, dlse), needs)
         if not torch.is_grad_enabled():
             return (None, None, *grads)
         mark: Any = _OnceDifferentiable

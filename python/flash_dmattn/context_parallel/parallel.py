@@ -19,20 +19,21 @@ from ._dtensor import has_dtensors, to_local
 from ._engine import GRADIENTS
 from ._exchange import Messages, Table, make_table
 from ._gather import ROWS, Call, GatherAttention
-from ._gather import backward as gather_gradients
 from ._groups import groups_of
 from ._heads import moved_operands, returned_gradients
 from ._kept import KeptMasks, checksum
 from ._pieces import Piece, make_leaves, make_pieces
 from ._problem import Given, Problem, problem_given
 from ._ranges import Range, Ranges, intersect, size
+from ._ring import RingCall, Step, make_steps
 from ._sets import choose_sets
 from ._ulysses import Exchange, own_heads, to_heads, to_rows, within
 from ._visible import Mask, all_keys, hull, needed_keys
 from ._whole import WholeKernels
 from .layout import Layout
 
-ALGORITHMS = ("auto", "gather", "ulysses")
+ALGORITHMS = ("auto", "gather", "ulysses", "ring")
+BY_KEYS = ("gather", "ring")  # keys travel, and rows stay
 KEYS_MODES = ("auto", "needed", "all")
 # Problems whose routes are kept: a model has one or two masks.
 _MOST_ROUTES = 32
@@ -64,7 +65,8 @@ class ContextParallel:
         group_or_mesh: a process group, a DeviceMesh of one dimension, or one of two: along the first ranks exchange
             heads (Ulysses), along the second they gather keys. Rank r of the layout is rank r of the flattened mesh.
             Default None: all ranks.
-        algorithm: "gather", "ulysses", or "auto", the default: the one that receives fewer bytes.
+        algorithm: "gather", "ulysses", "ring", or "auto", the default: of the first two the one that receives fewer
+            bytes. "ring" has the keys of one other rank at a time, and merges float32 parts of results.
         keys: which keys travel. "needed": those that some row of the rank sees. "all". "auto", the default, is
             "needed", but from the first to the last of them where a mask or bias has rows. Key intervals on a CUDA
             device make "needed" wait for the device once a call.
@@ -82,6 +84,8 @@ class ContextParallel:
             always one), keys from the first on are needed, and that kernel's backward is deterministic. Default True.
         head_sets: for measurements: how many KV heads travel together, one number a set.
         sm_margin: multiprocessors of a CUDA device that calls leave to copies while keys travel. Default 0.
+        memory: bytes of keys of other ranks that a rank may hold at a time. Where gather and ulysses hold more, "auto"
+            takes the ring. Default None: no limit.
 
     Raises:
         ValueError: arguments are wrong, or ranks differ in them.
@@ -109,6 +113,7 @@ class ContextParallel:
         same_kernel: bool = True,
         head_sets: Optional[Sequence[int]] = None,
         sm_margin: int = 0,
+        memory: Optional[int] = None,
     ) -> None:
         _one_of(algorithm, ALGORITHMS, "algorithm")
         _one_of(keys, KEYS_MODES, "keys")
@@ -121,6 +126,7 @@ class ContextParallel:
         self.check_every_call = check_every_call
         self.same_kernel = flag_of(same_kernel, "same_kernel")
         self.sm_margin = at_least(0, sm_margin, "sm_margin")
+        self.memory = None if memory is None else at_least(0, memory, "memory")
         group, self._heads_group, self._keys_group = groups_of(group_or_mesh)
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -134,6 +140,7 @@ class ContextParallel:
         self._lock = threading.Lock()
         self._messages: Dict[torch.device, Messages] = {}
         self._routes: Dict[Any, _Route] = {}
+        self._steps: Dict[Any, Tuple[List[Step], List[int]]] = {}
         self._agreed: Dict[str, Dict[str, str]] = {}
         self._masks = KeptMasks()
         self._own_masks: Dict[Mask, Mask] = {}
@@ -157,6 +164,7 @@ class ContextParallel:
             "check_every_call": self.check_every_call,
             "same_kernel": self.same_kernel,
             "sm_margin": self.sm_margin,
+            "memory": self.memory,
             "reproducible_ranks": self.reproducible_ranks,
         }
 
@@ -190,6 +198,8 @@ class ContextParallel:
             raise ValueError("reproducible_ranks is given; rows and keys must lie as Layout.zigzag has them then")
         if self.algorithm == "ulysses" or self._heads_group is not None:
             raise ValueError("reproducible_ranks is given beside ulysses, which has one rank's bits without it")
+        if self.algorithm == "ring":
+            raise ValueError("reproducible_ranks is given beside the ring, whose parts are those of its ranks")
         return leaves
 
     def _exchange(self, group: Any, rank: int, layout: Layout) -> Exchange:
@@ -418,6 +428,9 @@ class ContextParallel:
         parts = self.ranks if self.algorithm == "ulysses" else self._num_heads_ranks
         if heads_kv % parts:
             return ValueError(f"key has {heads_kv} heads, which {parts} ranks cannot exchange for rows in equal parts")
+        if self.algorithm == "ring" and problem.operands.q.dtype is torch.float64 and any(problem.needs_gradient()):
+            # The reference computes a row's lse anew, of the keys that a call has.
+            return NotImplementedError("query is torch.float64; the ring has no gradients in it")
         return None
 
     def _agree(self, problem: Optional[Problem], failed: Optional[Exception]) -> Problem:
@@ -440,8 +453,8 @@ class ContextParallel:
 
     def _attend(self, problem: Problem, num_results: int) -> Any:
         algorithm, why = self._choose(problem)
-        by_keys = self.layout, self.layout_k, self.rank, 1
-        results = self._gathered(problem, *by_keys) if algorithm == "gather" else self._by_heads(problem)
+        by_keys = self.layout, self.layout_k, self.rank, 1, algorithm == "ring"
+        results = self._gathered(problem, *by_keys) if algorithm in BY_KEYS else self._by_heads(problem)
         self._last.update(algorithm=algorithm, why=why)
         return results[0] if num_results == 1 else tuple(results[:num_results])
 
@@ -455,7 +468,7 @@ class ContextParallel:
     def _choose(self, problem: Problem) -> Tuple[str, str]:
         """The algorithm, and why; alike on every rank."""
         if self._num_heads_ranks > 1:
-            return "ulysses and gather", "the mesh has two dimensions"
+            return f"ulysses and {'ring' if self.algorithm == 'ring' else 'gather'}", "the mesh has two dimensions"
         if self.reproducible_ranks:
             return "gather", "sums are those of a tree over ranks"
         if self.algorithm != "auto":
@@ -466,14 +479,30 @@ class ContextParallel:
         by_keys = max(fetched, default=0) * heads_kv * (k.shape[3] + v.shape[3])
         rows = max(self.layout.rows(rank) for rank in range(self.ranks))
         by_heads = rows * (q.shape[2] + heads_kv) * (k.shape[3] + v.shape[3]) * (self.ranks - 1) // self.ranks
-        if heads_kv % self.ranks or ROWS in (problem.mask_kind, problem.bias_kind) or by_keys <= by_heads:
+        cannot = heads_kv % self.ranks != 0 or problem.has_columns
+        sizes = self._bytes_held(problem, fetched)
+        may_ring = self.memory is not None and q.dtype is not torch.float64
+        if may_ring and min(sizes["gather"], sizes["gather" if cannot else "ulysses"]) > self.memory:
+            return "ring", f"gather holds {sizes['gather']} bytes of keys of other ranks; memory is {self.memory}"
+        too_large = self.memory is not None and sizes["gather"] > self.memory
+        if cannot or (by_keys <= by_heads and not too_large):
             return "gather", f"of one row of a batch a rank receives {by_keys} numbers by gather, {by_heads} by ulysses"
         return "ulysses", f"of one row of a batch a rank receives {by_heads} numbers by ulysses, {by_keys} by gather"
+
+    def _bytes_held(self, problem: Problem, fetched: List[int]) -> Dict[str, int]:
+        """At a time, beside the rank's own tensors."""
+        q, k, v, *_ = problem.operands
+        heads = [end - first for first, end in self._sets_of(problem, fetched, self.layout)]
+        at_once = max(sum(heads[n : n + 2]) for n in range(len(heads)))  # the next set travels meanwhile
+        depth = k.shape[3] + v.shape[3]
+        number = q.shape[0] * q.element_size() * depth
+        by_heads = max(problem.seqlens) * (q.shape[2] + k.shape[2]) // self.ranks
+        return {"gather": max(fetched, default=0) * at_once * number, "ulysses": by_heads * number}
 
     def _route(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> _Route:
         mask, seqlens, device = problem.mask, problem.seqlens, problem.operands.q.device
         has_rows = problem.has_columns
-        which: Any = mask if mask.key_intervals is not None else (mask.is_causal, tuple(mask.window_size))
+        which: Any = mask if mask.key_intervals is not None else _named(mask)
         key = (which, has_rows, device, layout.digest)
         if key in self._routes:
             return self._routes[key]
@@ -487,8 +516,7 @@ class ContextParallel:
             pieces = make_pieces(layout.ranges[rank], mask, seqlens, needed[rank], device)
         else:
             pieces = [piece for leaf in leaves for piece in leaf]
-        fetched = [size(each) - size(intersect(each, sorted(own))) for each, own in zip(needed, layout_k.ranges)]
-        route = _Route(table, pieces, fetched, leaves)
+        route = _Route(table, pieces, _fetched(needed, layout_k), leaves)
         if len(self._routes) >= _MOST_ROUTES:
             self._routes.clear()
         self._routes[key] = route
@@ -521,8 +549,39 @@ class ContextParallel:
             messages, route.table, route.pieces, sets, problem.settings, *kinds, moves, route.leaves, kernels, margin
         )
 
+    def _ring_call(self, problem: Problem, layout: Layout, layout_k: Layout, rank: int) -> RingCall:
+        which: Any = problem.mask if problem.mask.key_intervals is not None else _named(problem.mask)
+        key = ("ring", which, problem.has_columns, problem.operands.q.device, layout.digest)
+        mask, seqlens = problem.mask, problem.seqlens
+        if key not in self._steps:
+            rows_of = [layout.sorted_ranges(each) for each in range(layout.ranks)]
+            needed = all_keys(rows_of, seqlens) if self.keys == "all" else needed_keys(rows_of, mask, seqlens)
+            if len(self._steps) >= _MOST_ROUTES:
+                self._steps.clear()
+            layouts = layout, layout_k
+            steps = make_steps(layouts, needed, mask, rank, problem.has_columns, problem.operands.q.device)
+            self._steps[key] = steps, _fetched(needed, layout_k)
+        steps, fetched = self._steps[key]
+        self._last = {
+            "sets": [(0, problem.operands.k.shape[2])],
+            "rows": [layout.rows(each) for each in range(layout.ranks)],
+            "keys_fetched": fetched,
+            "calls": sum(len(fold) for step in steps for fold in step.folds),
+        }
+        margin = self.sm_margin if any(fetched) else 0
+        messages, kinds = self._messages_on(problem.operands.q.device), (problem.mask_kind, problem.bias_kind)
+        return RingCall(messages, steps, problem.settings, *kinds, margin)
+
+    def _call_by_keys(
+        self, problem: Problem, layout: Layout, layout_k: Layout, rank: int, heads_ranks: int, ring: bool
+    ) -> Any:
+        """heads_ranks: of how many ranks each has as many heads as these operands."""
+        if ring:
+            return self._ring_call(problem, layout, layout_k, rank)
+        return self._gather_call(problem, layout, layout_k, rank, heads_ranks)
+
     def _gathered(self, problem: Problem, *by_keys: Any) -> List[Any]:
-        call = self._gather_call(problem, *by_keys)
+        call = self._call_by_keys(problem, *by_keys)
         q, k, v, mask, bias, *_, sink, _, _ = problem.operands
         attend: Any = GatherAttention
         before = call.messages.bytes_received
@@ -556,7 +615,7 @@ class ContextParallel:
                 for layout in (self.layout, self.layout_k)
             )
             outer, outer_k, rank = _alone(self.layout), _alone(self.layout_k), 0
-        return exchange_q, exchange_k, (outer, outer_k, rank, exchange_q.ranks)
+        return exchange_q, exchange_k, (outer, outer_k, rank, exchange_q.ranks, self.algorithm == "ring")
 
     def _by_heads(self, problem: Problem) -> List[Any]:
         """Heads for rows along the group of heads; then keys along that of keys, which may be this rank alone."""
@@ -577,15 +636,15 @@ class ContextParallel:
         dout, dlse = flowing
         assert out is not None and lse is not None
         dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
-        if algorithm == "gather":
-            call = self._gather_call(problem, self.layout, self.layout_k, self.rank, 1)
-            return gather_gradients(call, problem.operands, results, (dout, dlse), needs)
+        if algorithm in BY_KEYS:
+            call = self._call_by_keys(problem, self.layout, self.layout_k, self.rank, 1, algorithm == "ring")
+            return call.backward(problem.operands, results, (dout, dlse), needs)
         exchange_q, exchange_k, by_keys = self._ways_to_heads()
         moved = moved_operands(problem, exchange_q, exchange_k)
         inner = dataclasses.replace(problem, operands=moved, mask=self._own_mask(problem.mask, exchange_q))
         known = to_heads(out, exchange_q, 1, 2), *(each if each is None else to_heads(each, exchange_q, 2, 1) for each in (lse, low))
         above = to_heads(dout, exchange_q, 1, 2), None if dlse is None else to_heads(dlse, exchange_q, 2, 1)
-        grads = gather_gradients(self._gather_call(inner, *by_keys), moved, known, above, needs)
+        grads = self._call_by_keys(inner, *by_keys).backward(moved, known, above, needs)
         return returned_gradients(problem, grads, exchange_q, exchange_k)
 
     def _own_mask(self, mask: Mask, exchange: Exchange) -> Mask:
@@ -608,6 +667,16 @@ def _without_batch(results: Any, given: Given) -> Any:
     if isinstance(results, Tensor):
         return results[0]
     return tuple(None if each is None else each[0] for each in results)
+
+
+def _named(mask: Mask) -> Any:
+    """What tells masks without key intervals apart."""
+    return mask.is_causal, tuple(mask.window_size)
+
+
+def _fetched(needed: Sequence[Ranges], layout_k: Layout) -> List[int]:
+    """Of each rank the keys of others that it gets."""
+    return [size(each) - size(intersect(each, sorted(own))) for each, own in zip(needed, layout_k.ranges)]
 
 
 def _alone(layout: Layout) -> Layout:
