@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 from flash_dmattn.context_parallel import ContextParallel, Layout
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -92,7 +93,7 @@ def train(options: Any, device: torch.device) -> List[float]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = Model(options).to(device, dtype)
     if options.fsdp:
-        fully_shard(model, mesh=dist.init_device_mesh(device.type, (ranks,)))
+        fully_shard(model, mesh=init_device_mesh(device.type, (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     losses = []
     for step in range(options.steps):

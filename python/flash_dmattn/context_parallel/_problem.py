@@ -207,7 +207,7 @@ def problem_of(
             f"{seqlens[1]} keys"
         )
     whole = changed(settings, causal=False, window_left=-1, window_right=-1)
-    return Problem(operands, mask, whole, seqlens, *kinds)
+    return Problem(operands, mask, whole, seqlens, kinds[0], kinds[1])
 
 
 def problem_given(

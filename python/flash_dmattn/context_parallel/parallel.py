@@ -481,10 +481,10 @@ class ContextParallel:
         by_heads = rows * (q.shape[2] + heads_kv) * (k.shape[3] + v.shape[3]) * (self.ranks - 1) // self.ranks
         cannot = heads_kv % self.ranks != 0 or problem.has_columns
         sizes = self._bytes_held(problem, fetched)
-        may_ring = self.memory is not None and q.dtype is not torch.float64
-        if may_ring and min(sizes["gather"], sizes["gather" if cannot else "ulysses"]) > self.memory:
-            return "ring", f"gather holds {sizes['gather']} bytes of keys of other ranks; memory is {self.memory}"
-        too_large = self.memory is not None and sizes["gather"] > self.memory
+        memory = sizes["gather"] if self.memory is None else self.memory
+        if q.dtype is not torch.float64 and min(sizes["gather"], sizes["gather" if cannot else "ulysses"]) > memory:
+            return "ring", f"gather holds {sizes['gather']} bytes of keys of other ranks; memory is {memory}"
+        too_large = sizes["gather"] > memory
         if cannot or (by_keys <= by_heads and not too_large):
             return "gather", f"of one row of a batch a rank receives {by_keys} numbers by gather, {by_heads} by ulysses"
         return "ulysses", f"of one row of a batch a rank receives {by_heads} numbers by ulysses, {by_keys} by gather"
@@ -638,7 +638,8 @@ class ContextParallel:
         dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
         if algorithm in BY_KEYS:
             call = self._call_by_keys(problem, self.layout, self.layout_k, self.rank, 1, algorithm == "ring")
-            return call.backward(problem.operands, results, (dout, dlse), needs)
+            grads: List[Optional[Tensor]] = call.backward(problem.operands, results, (dout, dlse), needs)
+            return grads
         exchange_q, exchange_k, by_keys = self._ways_to_heads()
         moved = moved_operands(problem, exchange_q, exchange_k)
         inner = dataclasses.replace(problem, operands=moved, mask=self._own_mask(problem.mask, exchange_q))

@@ -320,10 +320,12 @@ def flash_dmattn_attention_forward(
         return _paged.paged_attention(module, query, key, value, cache, lists, *layer), None
     ranks = None if _ranks is None else _ranks.ranks_of(module)
     if ranks is not None:
-        layer = {"is_causal": is_causal, "scaling": scaling, "softcap": softcap, "s_aux": s_aux}
-        layer.update(key_intervals=key_intervals, cu_seq_lens_q=cu_seq_lens_q)
-        beside = {"position_bias": position_bias, "attention_bias": attention_bias}
-        return _ranks.attention_over_ranks(ranks, module, (query, key, value), attention_mask, beside, layer), None
+        of_layer = {"is_causal": is_causal, "scaling": scaling, "softcap": softcap, "s_aux": s_aux}
+        biases = {"position_bias": position_bias, "attention_bias": attention_bias}
+        return _ranks.attention_over_ranks(
+            ranks, module, (query, key, value), attention_mask, biases,
+            {**of_layer, "key_intervals": key_intervals, "cu_seq_lens_q": cu_seq_lens_q},
+        ), None
     rows, keys = query.shape[2], key.shape[2]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal, offset = bool(causal) and attention_mask is None and rows > 1, 0
