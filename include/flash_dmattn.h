@@ -1196,6 +1196,9 @@ typedef struct fdm_ranks_options {
     int32_t all_keys;             /* 1: every key is fetched, as where the host does not know key intervals */
     int32_t num_threads;          /* CPU: as in fdm_options */
     int32_t other_kernel;         /* 1: a rank's calls run the kernel that is best for them, not the whole problem's */
+    int32_t head_ranks;           /* both: ranks in a row that exchange heads; 0 = the most up to 8 that can */
+    int32_t reserved;             /* 0 */
+    int64_t memory_bytes;         /* auto: where gather holds more bytes of other ranks' keys, the ring; 0 = no limit */
 } fdm_ranks_options;
 
 /* What one rank does in one call: a value that never changes once it is made. problem is the whole problem, as
@@ -1227,11 +1230,13 @@ FDM_API fdm_status fdm_ranks_plan_query(const fdm_ranks_plan *plan, fdm_ranks_pl
 FDM_API fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *communicator);
 
 /* Collective. tensors are the rank's own rows: those of fdm_attention_forward() and _backward() with the rank's numbers
- * of rows and keys. Dense calls alone. mask and bias with a row axis have the rank's rows and all keys; without one
- * they have the rank's keys, and their values travel with K and V. Key intervals are those of all keys and all ranks,
- * NULL here: they are the plan's. dsink, and dbias of a bias without rows and keys, are not computed; a bias of keys
- * whose gradient is wanted is float32 or float64. dq, dk, dv and dbias are whole: nothing is left to be summed. A rank
- * that fails ends the communicator, so that its peers do not wait. Plans of the CPU run, of CUDA devices none yet. */
+ * of rows and keys. Dense calls alone: packed sequences are one sequence of all their rows, with the intervals of
+ * fdm_document_intervals(). mask and bias with a row axis have the rank's rows and all keys; without one they have the
+ * rank's keys, and their values travel with K and V. Key intervals are those of all keys and all ranks, NULL here: they
+ * are the plan's. dsink, and dbias of a bias without rows and keys, are not computed; a bias of keys whose gradient is
+ * wanted is float32 or float64. Gather computes dbias, and no other does. The ring has no gradients in float64, and a
+ * bias of 16-bit tensors is float32 there. dq, dk, dv and dbias are whole: nothing is left to be summed. A rank that
+ * fails ends the communicator, so that its peers do not wait. Plans of the CPU run, of CUDA devices none yet. */
 FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tensors, void *workspace,
                                      size_t workspace_bytes, fdm_communicator *communicator, const fdm_launch *launch);
 

@@ -42,7 +42,7 @@ ENDS_WITH(fdm_links, memory_bytes);
 ENDS_WITH(fdm_rank_forecast, seconds);
 ENDS_WITH(fdm_ranks_forecast, reason);
 ENDS_WITH(fdm_communicator, reserved);
-ENDS_WITH(fdm_ranks_options, other_kernel);
+ENDS_WITH(fdm_ranks_options, memory_bytes);
 ENDS_WITH(fdm_ranks_plan_info, reason);
 
 /* Other numbers are of memory that nobody set: sizes are multiples of the alignment, and far below the limit. */

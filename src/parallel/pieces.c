@@ -8,7 +8,7 @@
 #include "parallel/ranks_plan.h"
 
 struct maker {
-    fdm_ranks_plan *plan;
+    struct pieces *made;
     const fdm_rank_mask *mask;
     const struct range_list *needed;
     int64_t room;
@@ -35,9 +35,9 @@ static const fdm_range *holder_of(const struct range_list *needed, fdm_range key
 }
 
 static struct piece *next_piece(struct maker *m) {
-    if (m->plan->num_pieces == m->room)
+    if (m->made->count == m->room)
         return NULL;
-    struct piece *piece = &m->plan->pieces[m->plan->num_pieces++];
+    struct piece *piece = &m->made->data[m->made->count++];
     *piece = (struct piece){.left = -1, .right = -1};
     return piece;
 }
@@ -129,12 +129,13 @@ static int add_folded(struct maker *m, const fdm_range *ranges, int64_t count, i
     return 1;
 }
 
-fdm_status pieces_make(fdm_ranks_plan *plan, const fdm_rank_mask *mask, const fdm_range *ranges, int64_t count,
+fdm_status pieces_make(struct pieces *pieces, const fdm_rank_mask *mask, const fdm_range *ranges, int64_t count,
                        const struct range_list *needed) {
-    struct maker m = {plan, mask, needed, count + 1};
+    struct maker m = {pieces, mask, needed, count + 1};
     int64_t place = 0;
     int fits = 1;
-    if (!(plan->pieces = memory_allocate((size_t)m.room * sizeof *plan->pieces)))
+    *pieces = (struct pieces){memory_allocate((size_t)m.room * sizeof *pieces->data), 0};
+    if (!pieces->data)
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %lld ranges of rows", (long long)count);
     if (fits_spans(&m, ranges, count)) {
         for (int64_t i = 0; fits && i < count; place += ranges[i].end - ranges[i].first, i++)
@@ -150,10 +151,11 @@ fdm_status pieces_make(fdm_ranks_plan *plan, const fdm_rank_mask *mask, const fd
     return fits ? FDM_OK : error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the intervals of a rank's calls");
 }
 
-fdm_status pieces_whole(fdm_ranks_plan *plan, const fdm_rank_mask *mask) {
-    struct maker m = {.plan = plan, .mask = mask, .room = 1};
+fdm_status pieces_whole(struct pieces *pieces, const fdm_rank_mask *mask) {
+    struct maker m = {.made = pieces, .mask = mask, .room = 1};
     const size_t bytes = (size_t)(mask->num_lists * mask->seqlen_k) * sizeof *mask->interval_start;
-    if (!(plan->pieces = memory_allocate(sizeof *plan->pieces)))
+    *pieces = (struct pieces){memory_allocate(sizeof *pieces->data), 0};
+    if (!pieces->data)
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a rank's call");
     struct piece *piece = next_piece(&m);
     piece->rows = (fdm_range){0, mask->seqlen_q};
@@ -172,10 +174,11 @@ fdm_status pieces_whole(fdm_ranks_plan *plan, const fdm_rank_mask *mask) {
     return FDM_OK;
 }
 
-void pieces_release(fdm_ranks_plan *plan) {
-    for (int64_t i = 0; plan->pieces && i < plan->num_pieces; i++) {
-        memory_release(plan->pieces[i].start);
-        memory_release(plan->pieces[i].end);
+void pieces_release(struct pieces *pieces) {
+    for (int64_t i = 0; i < pieces->count; i++) {
+        memory_release(pieces->data[i].start);
+        memory_release(pieces->data[i].end);
     }
-    memory_release(plan->pieces);
+    memory_release(pieces->data);
+    *pieces = (struct pieces){0};
 }

@@ -34,8 +34,8 @@ struct part part_of_matrix(const fdm_tensor *tensor); /* [B, rows, heads, D] */
 struct part part_of_rows(const fdm_tensor *tensor);   /* [B, heads, rows] */
 struct part part_of_keys(const fdm_tensor *tensor);   /* [B|1, h|1, 1, keys] */
 
-/* Query or KV heads that travel together: KV heads first .. first + count - 1, of which each rank has its share where
- * by_peer is 1. */
+/* Query or KV heads that travel together: KV heads first .. first + count - 1. by_peer above 0: so many ranks in a row
+ * have a share each, of which the first begins with `first`. */
 struct heads {
     int64_t first, count;
     int32_t by_peer;
@@ -62,11 +62,18 @@ int64_t travel_bytes(const struct ranks_call *call, const struct travel *travel)
 /* From staging, or the own buffers, into the parts: each peer's heads. */
 void travel_place(struct ranks_call *call, const struct travel *travel, const char *staging);
 /* The same of parts of gradients, float32 or float64, which are added in the order of ranks: sums[n] is [rows of the
- * shard][batches][heads][width]. */
+ * shard][batches][heads][width], with all heads of the part where ranks have shares of them. */
 void travel_add(struct ranks_call *call, const struct travel *travel, const char *staging, char *const *sums);
 /* Sums into a part of the given dtype. */
 void part_store(const struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
                 const char *sums, fdm_dtype sums_dtype);
+
+/* Rows of a 16-bit part, all heads, as float32 [rows][batches][heads][width]. */
+void part_widen(const struct part *from, fdm_dtype dtype, int64_t rows, float *to);
+/* sum += part, of float32 or float64. */
+void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype);
+/* An element of a floating-point dtype. */
+double element_value(const char *at, fdm_dtype dtype);
 
 /* ---- ranks_views.c ---- */
 

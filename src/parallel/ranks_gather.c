@@ -160,11 +160,11 @@ static fdm_status forward(struct gather *g) {
     for (int32_t n = 0; !status && n < plan->sets.count; first += plan->sets.heads[n++]) {
         const struct travel there = travel_of_set(g, (struct heads){first, plan->sets.heads[n], 0});
         status = travel_there(g->call, &there, g->staging);
-        for (int64_t i = 0; !status && i < plan->num_pieces; i++) {
+        for (int64_t i = 0; !status && i < plan->pieces.count; i++) {
             struct views views;
             fdm_tensors tensors;
-            fill_inputs(g, &views, &plan->pieces[i], (fdm_range){first, first + plan->sets.heads[n]}, &tensors);
-            status = call_attention(g->call, &tensors, &plan->pieces[i], 0);
+            fill_inputs(g, &views, &plan->pieces.data[i], (fdm_range){first, first + plan->sets.heads[n]}, &tensors);
+            status = call_attention(g->call, &tensors, &plan->pieces.data[i], 0);
         }
     }
     return status;
@@ -249,12 +249,12 @@ static fdm_status backward(struct gather *g, char *own_bias) {
         const struct travel there = travel_of_set(g, heads);
         status = travel_there(g->call, &there, g->staging);
         clear(g, heads);
-        for (int64_t i = 0; !status && i < plan->num_pieces; i++) {
+        for (int64_t i = 0; !status && i < plan->pieces.count; i++) {
             struct views views;
             fdm_tensors tensors;
-            fill_inputs(g, &views, &plan->pieces[i], heads_kv, &tensors);
-            fill_gradients(g, &views, &plan->pieces[i], heads_kv, &tensors);
-            status = run_backward(g, &views, &plan->pieces[i], heads_kv, &tensors, own_bias);
+            fill_inputs(g, &views, &plan->pieces.data[i], heads_kv, &tensors);
+            fill_gradients(g, &views, &plan->pieces.data[i], heads_kv, &tensors);
+            status = run_backward(g, &views, &plan->pieces.data[i], heads_kv, &tensors, own_bias);
         }
         if (!status && g->back.count)
             status = give_back(g, heads, n == 0);

@@ -42,7 +42,7 @@ fdm_range heads_of(int64_t heads, fdm_range heads_kv, int64_t all_kv) {
 }
 
 fdm_range part_heads(const fdm_ranks_plan *plan, const struct part *part, struct heads h, int32_t peer) {
-    const int64_t first = h.by_peer ? h.first + peer * h.count : h.first;
+    const int64_t first = h.by_peer ? h.first + peer % h.by_peer * h.count : h.first;
     return heads_of(part->heads, (fdm_range){first, first + h.count}, plan->problem.heads_kv);
 }
 
@@ -65,7 +65,7 @@ static void copy_part(const struct part *p, fdm_range rows, fdm_range heads, cha
             }
 }
 
-static void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype) {
+void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype) {
     if (dtype == FDM_FLOAT64)
         for (int64_t i = 0; i < bytes / 8; i++)
             ((double *)(void *)sum)[i] += ((const double *)(const void *)part)[i];
@@ -91,6 +91,25 @@ void part_store(const struct ranks_call *call, const struct part *to, fdm_dtype 
         for (int64_t b = 0; b < to->batches; b++)
             for (int64_t h = heads.first; h < heads.end; h++, sums += bytes)
                 store_row(to->data + b * to->batch + i * to->row + h * to->head, dtype, sums, count, sums_dtype);
+}
+
+double element_value(const char *at, fdm_dtype dtype) {
+    switch (dtype) {
+    case FDM_FLOAT16: return float16_to_float(*(const uint16_t *)(const void *)at);
+    case FDM_BFLOAT16: return bfloat16_to_float(*(const uint16_t *)(const void *)at);
+    case FDM_FLOAT32: return *(const float *)(const void *)at;
+    default: return *(const double *)(const void *)at;
+    }
+}
+
+void part_widen(const struct part *from, fdm_dtype dtype, int64_t rows, float *to) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t b = 0; b < from->batches; b++)
+            for (int64_t h = 0; h < from->heads; h++) {
+                const char *row = from->data + b * from->batch + i * from->row + h * from->head;
+                for (int64_t d = 0; d < from->width; d += fdm_dtype_bytes(dtype))
+                    *to++ = (float)element_value(row + d, dtype);
+            }
 }
 
 /* ---- messages ---- */
@@ -230,8 +249,12 @@ struct sums {
 
 static void add_rows(const struct travel *t, int32_t n, fdm_range owned, fdm_range heads, char *rows, void *argument) {
     const struct sums *s = argument;
-    const int64_t bytes = t->parts[n].batches * rows_of(heads) * t->parts[n].width;
-    add_floats(s->sums[n] + owned.first * bytes, rows, rows_of(owned) * bytes, s->dtype);
+    const struct part *part = &t->parts[n];
+    const int64_t bytes = rows_of(heads) * part->width;
+    const int64_t all = t->heads.by_peer ? part->heads * part->width : bytes;
+    char *to = s->sums[n] + owned.first * part->batches * all + (t->heads.by_peer ? heads.first * part->width : 0);
+    for (int64_t i = 0; i < rows_of(owned) * part->batches; i++)
+        add_floats(to + i * all, rows + i * bytes, bytes, s->dtype);
 }
 
 void travel_add(struct ranks_call *call, const struct travel *travel, const char *staging, char *const *sums) {

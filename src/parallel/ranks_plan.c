@@ -97,8 +97,27 @@ static int64_t count_fetched(fdm_ranks_plan *plan, const fdm_layout *keys, const
     return most;
 }
 
+static const char *why_no_ring(const fdm_ranks_plan *plan) {
+    const fdm_problem *p = &plan->problem;
+    const int is_16_bit = p->dtype == FDM_FLOAT16 || p->dtype == FDM_BFLOAT16;
+    return p->needs_dbias                                             ? "the gradient of a bias is wanted"
+           : p->has_bias && is_16_bit && p->bias_dtype != FDM_FLOAT32 ? "the bias is not float32"
+           : p->pass == FDM_BACKWARD && p->dtype == FDM_FLOAT64       ? "float64 has no gradients in parts"
+                                                                      : NULL;
+}
+
+/* Of the rank that fetches most: keys of others that it holds at a time. */
+static int64_t gather_bytes(const fdm_ranks_plan *plan, int64_t most_fetched) {
+    const fdm_problem *p = &plan->problem;
+    const struct head_sets sets = head_sets_of(p->heads_kv, 1, most_fetched ? HEAD_SETS_MAX : 1);
+    int64_t heads = 0;
+    for (int32_t n = 0; n < sets.count; n++)
+        heads = sets.heads[n] > heads ? sets.heads[n] : heads;
+    return most_fetched * p->batch * heads * (p->head_dim + p->head_dim_v) * fdm_dtype_bytes(p->dtype);
+}
+
 static fdm_status choose_algorithm(fdm_ranks_plan *plan, const fdm_layout *rows, int64_t most_fetched,
-                                   fdm_rank_algorithm wished) {
+                                   fdm_rank_algorithm wished, int64_t memory) {
     const fdm_problem *p = &plan->problem;
     const int64_t depth = p->head_dim + p->head_dim_v;
     const int has_rows = plan->mask_kind == SCORES_OF_ROWS || plan->bias_kind == SCORES_OF_ROWS;
@@ -112,11 +131,21 @@ static fdm_status choose_algorithm(fdm_ranks_plan *plan, const fdm_layout *rows,
                           : p->needs_dbias          ? "the gradient of a bias is wanted"
                           : plan->ranks == 1        ? "there is one rank"
                                                     : NULL;
-    if (wished == FDM_RANKS_BOTH || wished == FDM_RANKS_RING)
-        return error_set(FDM_ERROR_UNSUPPORTED, "this library does not run the algorithm '%s'",
-                         fdm_rank_algorithm_name(wished));
+    const char *no_ring = why_no_ring(plan);
+    const int must_ring = memory && gather_bytes(plan, most_fetched) > memory && (why_not || by_heads >= by_keys);
     if (wished == FDM_RANKS_ULYSSES && why_not)
         return error_set(FDM_ERROR_UNSUPPORTED, "ulysses cannot run this problem: %s", why_not);
+    if (wished == FDM_RANKS_BOTH && (has_rows || p->needs_dbias))
+        return error_set(FDM_ERROR_UNSUPPORTED, "both cannot run this problem: %s",
+                         has_rows ? "a mask or bias has a row axis" : "the gradient of a bias is wanted");
+    if (wished == FDM_RANKS_RING && no_ring)
+        return error_set(FDM_ERROR_UNSUPPORTED, "the ring cannot run this problem: %s", no_ring);
+    if (!wished && must_ring && !no_ring) {
+        snprintf(plan->reason, sizeof plan->reason, "gather holds %lld bytes of keys of other ranks, more than %lld",
+                 (long long)gather_bytes(plan, most_fetched), (long long)memory);
+        wished = plan->algorithm = FDM_RANKS_RING;
+        return FDM_OK;
+    }
     if (wished)
         snprintf(plan->reason, sizeof plan->reason, "%s was asked for", fdm_rank_algorithm_name(wished));
     else if (why_not)
@@ -142,9 +171,93 @@ static fdm_status make_ulysses(fdm_ranks_plan *plan, const fdm_layout *rows, con
                        : routes_make(rows, needed, plan->rank, &plan->row_sends, &plan->row_receives);
     }
     memset(needed, 0, (size_t)plan->ranks * sizeof *needed); /* they were borrowed */
+    plan->head_ranks = plan->ranks;
     plan->buffer_rows = keys->total;
+    plan->query_rows = rows->total;
     plan->sets = (struct head_sets){1, {plan->problem.heads_kv / plan->ranks}};
-    return status ? status : pieces_whole(plan, mask);
+    return status ? status : pieces_whole(&plan->pieces, mask);
+}
+
+/* Rows of the ranks that exchange heads with rank `first` and those after it. */
+static int add_rows_of(const fdm_layout *rows, int32_t first, int32_t count, struct range_list *list) {
+    int fits = 1;
+    for (int64_t n = 0; n < rows->num_ranges; n++)
+        if (rows->sorted[n].owner >= first && rows->sorted[n].owner < first + count)
+            fits &= range_list_add(list, rows->sorted[n].first, rows->sorted[n].end);
+    return fits;
+}
+
+/* What some rank of those needs: of sorted lists the ranges that begin first, one after the other. */
+static int add_keys_of(const struct range_list *needed, int32_t count, struct range_list *list) {
+    int fits = 1;
+    for (int64_t from = 0;;) { /* keys before it are done */
+        fdm_range next = {INT64_MAX, 0};
+        for (int32_t r = 0; r < count; r++)
+            for (int64_t n = 0; n < needed[r].count; n++) {
+                const fdm_range each = needed[r].data[n];
+                const int64_t first = each.first > from ? each.first : from;
+                if (each.end > from && (first < next.first || (first == next.first && each.end > next.end)))
+                    next = (fdm_range){first, each.end};
+            }
+        if (next.first == INT64_MAX)
+            return fits;
+        fits &= range_list_add(list, next.first, next.end);
+        from = next.end;
+    }
+}
+
+static int32_t head_ranks_of(const fdm_ranks_plan *plan, int32_t wished) {
+    int32_t most = 1;
+    for (int32_t n = 1; n <= 8 && n <= plan->ranks; n++)
+        if (plan->ranks % n == 0 && plan->problem.heads_kv % n == 0)
+            most = n;
+    return wished ? wished : most;
+}
+
+/* Ranks first .. first + head_ranks - 1 exchange heads; such groups gather keys. */
+static fdm_status make_both(fdm_ranks_plan *plan, const fdm_layout *rows, const fdm_layout *keys,
+                            const fdm_rank_mask *mask, const struct range_list *needed, int32_t wished) {
+    const int32_t share = head_ranks_of(plan, wished), groups = share > 0 ? plan->ranks / share : 1;
+    if (share < 1 || plan->ranks % share || plan->problem.heads_kv % share)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "head_ranks is %d; it must divide the %d ranks and the %lld KV heads", share, plan->ranks,
+                         (long long)plan->problem.heads_kv);
+    const size_t bytes = (size_t)plan->ranks * sizeof(struct range_list);
+    struct range_list *own = memory_allocate(2 * bytes), *each = memory_allocate(2 * bytes);
+    int fits = own && each;
+    if (own)
+        memset(own, 0, 2 * bytes);
+    for (int32_t g = 0; fits && g < groups; g++)
+        fits &= add_rows_of(rows, g * share, share, &own[g]) &
+                add_keys_of(needed + g * share, share, &own[plan->ranks + g]);
+    for (int32_t n = 0; fits && n < 2 * plan->ranks; n++) /* they are borrowed */
+        each[n] = own[n / plan->ranks * plan->ranks + n % plan->ranks / share];
+    fdm_status status =
+        fits ? FDM_OK : error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the rows of %d ranks", plan->ranks);
+    if (!status)
+        status = routes_make(rows, each, plan->rank, &plan->row_sends, &plan->row_receives);
+    if (!status)
+        status = routes_make(keys, each + plan->ranks, plan->rank, &plan->sends, &plan->receives);
+    if (!status) {
+        const struct range_list *mine = &each[plan->rank], *seen = &each[plan->ranks + plan->rank];
+        plan->head_ranks = share;
+        plan->query_rows = ranges_size(mine->data, mine->count);
+        plan->buffer_rows = ranges_size(seen->data, seen->count);
+        plan->sets = (struct head_sets){1, {plan->problem.heads_kv / share}};
+        status = pieces_make(&plan->pieces, mask, mine->data, mine->count, seen);
+    }
+    for (int32_t n = 0; own && n < 2 * plan->ranks; n++)
+        range_list_release(&own[n]);
+    memory_release(own);
+    memory_release(each);
+    return status;
+}
+
+static fdm_status make_ring(fdm_ranks_plan *plan, const fdm_layout *rows, const fdm_layout *keys,
+                            const fdm_rank_mask *mask, const struct range_list *needed) {
+    const int has_columns = plan->mask_kind == SCORES_OF_ROWS || plan->bias_kind == SCORES_OF_ROWS;
+    plan->sets = (struct head_sets){1, {plan->problem.heads_kv}};
+    return ring_steps_make(plan, rows, keys, mask, needed, has_columns);
 }
 
 static fdm_status make_gather(fdm_ranks_plan *plan, const fdm_layout *rows, const fdm_layout *keys,
@@ -157,7 +270,7 @@ static fdm_status make_gather(fdm_ranks_plan *plan, const fdm_layout *rows, cons
     plan->sets = head_sets_of(p->heads_kv, 1, most);
     const fdm_status status = routes_make(keys, needed, plan->rank, &plan->sends, &plan->receives);
     return status ? status
-                  : pieces_make(plan, mask, rows->ranges + first, rows->begin[plan->rank + 1] - first,
+                  : pieces_make(&plan->pieces, mask, rows->ranges + first, rows->begin[plan->rank + 1] - first,
                                 &needed[plan->rank]);
 }
 
@@ -175,7 +288,7 @@ static fdm_status count_once(fdm_ranks_plan *plan, int unaligned, struct ranks_c
     char *const start = (char *)((uintptr_t)1 << 50); /* no memory is there */
     local_describe(plan, unaligned, &local);
     *call = (struct ranks_call){.plan = plan, .tensors = &local.tensors, .counting = 1, .base = start, .at = start};
-    const fdm_status status = plan->algorithm == FDM_RANKS_GATHER ? gather_run(call) : ulysses_run(call);
+    const fdm_status status = ranks_run(call, plan->algorithm);
     plan->call_bytes = call->call_bytes > plan->call_bytes ? call->call_bytes : plan->call_bytes;
     return status;
 }
@@ -224,17 +337,22 @@ static fdm_status fill_plan(fdm_ranks_plan *plan, const fdm_layout *rows, const 
         status = find_needed(plan, rows, mask, options->all_keys, needed);
     const int64_t most = status ? 0 : count_fetched(plan, keys, needed);
     if (!status)
-        status = choose_algorithm(plan, rows, most, options->algorithm);
+        status = choose_algorithm(plan, rows, most, options->algorithm, options->memory_bytes);
     if (status)
         return status;
+    plan->head_ranks = 1;
     if (plan->algorithm == FDM_RANKS_GATHER) {
         status = make_gather(plan, rows, keys, mask, needed, most);
+    } else if (plan->algorithm == FDM_RANKS_BOTH) {
+        status = make_both(plan, rows, keys, mask, needed, options->head_ranks);
+    } else if (plan->algorithm == FDM_RANKS_RING) {
+        status = make_ring(plan, rows, keys, mask, needed);
     } else {
         for (int32_t r = 0; r < plan->ranks; r++)
             range_list_release(&needed[r]);
         status = make_ulysses(plan, rows, keys, mask, needed);
     }
-    if (!status && !options->other_kernel)
+    if (!status && !options->other_kernel && plan->algorithm != FDM_RANKS_RING) /* whose parts are of another dtype */
         choose_kernel(plan);
     return status ? status : count_workspace(plan);
 }
@@ -304,7 +422,8 @@ void fdm_ranks_plan_release(fdm_ranks_plan *plan) {
     routes_release(&plan->receives);
     routes_release(&plan->row_sends);
     routes_release(&plan->row_receives);
-    pieces_release(plan);
+    pieces_release(&plan->pieces);
+    ring_steps_release(plan);
     memory_release(plan);
 }
 

@@ -27,7 +27,19 @@ struct piece {
 /* What a mask or bias [B|1, h, rows, keys] has. */
 enum scores_kind { SCORES_NONE, SCORES_CONSTANT, SCORES_OF_KEYS, SCORES_OF_ROWS };
 
-enum { PIECES_MAX = 1 << 12, MOST_CALLS = 8 };
+enum { MOST_CALLS = 8 };
+struct pieces {
+    struct piece *data;
+    int64_t count;
+};
+
+/* Keys of one owner, in the ring. Each fold is the calls on some of them, which together have every row once. */
+struct ring_step {
+    struct routes sends, receives;
+    int64_t buffer_rows;
+    struct pieces *folds;
+    int64_t num_folds;
+};
 
 struct fdm_ranks_plan {
     fdm_device device;
@@ -37,11 +49,13 @@ struct fdm_ranks_plan {
     fdm_rank_algorithm algorithm;
     enum scores_kind mask_kind, bias_kind;
     int64_t rows, keys;                    /* of the rank */
-    int64_t buffer_rows;                   /* gather: needed keys. ulysses: all keys */
+    int32_t head_ranks;                    /* ranks that exchange heads; gather and ring: 1 */
+    int64_t buffer_rows;                   /* needed keys; ulysses: all keys; ring: those of the largest step */
+    int64_t query_rows;                    /* ulysses and both: rows that this rank computes */
     struct routes sends, receives;         /* of keys; its own are among receives */
-    struct routes row_sends, row_receives; /* ulysses: of rows */
-    struct piece *pieces;
-    int64_t num_pieces;
+    struct routes row_sends, row_receives; /* ulysses and both: of rows */
+    struct pieces pieces;                  /* ring: none */
+    struct ring_step *steps;               /* ring: [ranks] */
     struct head_sets sets;
     int64_t interval_batch, interval_heads;
     int64_t keys_fetched, bytes_received, bytes_sent;
@@ -64,17 +78,30 @@ void routes_release(struct routes *routes);
 int64_t routes_rows(const struct routes *routes, int32_t peer);
 
 /* ---- pieces.c ---- */
-/* mask with its lists. */
-fdm_status pieces_make(fdm_ranks_plan *plan, const fdm_rank_mask *mask, const fdm_range *ranges, int64_t count,
+/* mask with its lists. The caller releases pieces, in a failure too. */
+fdm_status pieces_make(struct pieces *pieces, const fdm_rank_mask *mask, const fdm_range *ranges, int64_t count,
                        const struct range_list *needed);
 /* One call on all rows and keys. */
-fdm_status pieces_whole(fdm_ranks_plan *plan, const fdm_rank_mask *mask);
-void pieces_release(fdm_ranks_plan *plan);
+fdm_status pieces_whole(struct pieces *pieces, const fdm_rank_mask *mask);
+void pieces_release(struct pieces *pieces);
 
-/* ---- ranks_gather.c, ranks_ulysses.c ---- */
+/* ---- ring_steps.c ---- */
+/* needed: of each rank. has_columns: a mask or bias has a column for every key, so that a fold's keys are one range. */
+fdm_status ring_steps_make(fdm_ranks_plan *plan, const fdm_layout *rows, const fdm_layout *keys,
+                           const fdm_rank_mask *mask, const struct range_list *needed, int has_columns);
+void ring_steps_release(fdm_ranks_plan *plan);
+
+/* ---- ranks_gather.c, ranks_ulysses.c, ranks_ring.c ---- */
 struct ranks_call;
-/* With call->base NULL nothing is done but counting the workspace. */
+/* Where call->counting is 1 nothing is done but counting the workspace. */
 fdm_status gather_run(struct ranks_call *call);
 fdm_status ulysses_run(struct ranks_call *call);
+fdm_status ring_run(struct ranks_call *call);
+/* By the plan's algorithm. */
+static inline fdm_status ranks_run(struct ranks_call *call, fdm_rank_algorithm algorithm) {
+    return algorithm == FDM_RANKS_GATHER ? gather_run(call)
+           : algorithm == FDM_RANKS_RING ? ring_run(call)
+                                         : ulysses_run(call);
+}
 
 #endif

@@ -51,7 +51,7 @@ static void fill_header(const fdm_ranks_plan *plan, struct header *h) {
                                           options_hash(p),
                                           plan->layout_hash,
                                           plan->mask_hash,
-                                          (uint64_t)plan->algorithm,
+                                          (uint64_t)plan->algorithm + ((uint64_t)plan->head_ranks << 8),
                                           plan->table_hash + (uint64_t)plan->sets.count};
     h->has_plan = 1;
     memcpy(h->words, words, sizeof words);
@@ -164,7 +164,7 @@ fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tens
                               .at = workspace};
     call.sends = (fdm_message *)(void *)call_take(&call, plan->messages_max * (int64_t)sizeof(fdm_message));
     call.receives = (fdm_message *)(void *)call_take(&call, plan->messages_max * (int64_t)sizeof(fdm_message));
-    status = plan->algorithm == FDM_RANKS_GATHER ? gather_run(&call) : ulysses_run(&call);
+    status = ranks_run(&call, plan->algorithm);
     return status ? leave(communicator, status) : FDM_OK;
 }
 /* ---- waiting ---- */
