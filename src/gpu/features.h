@@ -25,10 +25,13 @@ static inline int gpu_empty_rows(const fdm_problem *p) {
            (p->window_right >= 0 && p->seqlen_q - p->seqlen_k > p->window_right);
 }
 
-/* Some key may be hidden from every row and yet be multiplied with its tile: by a mask or bias with rows, or left of a
- * window. What it holds must not count. */
+/* Tiles of pairs are looked at before the kernel, by block_mask.h: a mask with rows or row intervals hide some. */
+static inline int gpu_masks_blocks(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_row_intervals; }
+
+/* Some key may be hidden from every row and yet be multiplied with its tile: by a mask or bias with rows, by row
+ * intervals, or left of a window. What it holds must not count. */
 static inline int gpu_hides_pairs(const fdm_problem *p) {
-    return gpu_mask_rows(p) || gpu_bias_rows(p) ||
+    return gpu_masks_blocks(p) || gpu_bias_rows(p) ||
            (p->window_left >= 0 && (p->varlen || p->seqlen_k - p->seqlen_q > p->window_left));
 }
 

@@ -12,14 +12,14 @@ fdm_status gpu_forward_launch(const fdm_plan *plan, const struct attention *atte
                               const struct cuda_kernel_request *requests, int32_t count, int64_t blocks,
                               int32_t cluster, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    const struct cuda_kernel *kernels[2];
+    const struct cuda_kernel *kernels[1 + GPU_BLOCK_MASK_KERNELS];
     struct gpu_forward_params params;
     if (blocks == 0)
         return FDM_OK;
     fdm_status status = cuda_kernels_get(plan->device.index, requests, count, kernels);
     gpu_fill_forward(attention, &params);
     if (!status && count > 1 && p->seqlen_k > 0)
-        status = block_mask_launch(kernels[1], p, plan->block_m, plan->block_n, workspace, stream, &params);
+        status = gpu_block_mask_launch(kernels + 1, p, plan->block_m, plan->block_n, workspace, stream, &params);
     if (status)
         return status;
     const struct cuda_launch launch = {.kernel = kernels[0],

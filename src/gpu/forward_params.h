@@ -36,6 +36,13 @@ struct gpu_intervals {
     int64_t end_batch, end_head, end_key;
     int32_t group, reserved;
 };
+/* Row intervals: range n of row i begins n * start_range + i * start_row further than that of row 0. */
+struct gpu_row_intervals {
+    const int32_t *start, *end;
+    int64_t start_batch, start_head, start_range, start_row;
+    int64_t end_batch, end_head, end_range, end_row;
+    int32_t group, ranges; /* ranges: of a row */
+};
 struct gpu_rows {
     float *data;
     int64_t batch, head, row;
@@ -77,11 +84,13 @@ struct gpu_forward_params {
     struct gpu_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
     struct gpu_scores mask, bias;               /* [B, h, Sq, Sk] */
     struct gpu_intervals intervals;             /* [B, h, Sk] */
+    struct gpu_row_intervals row_intervals;     /* [B, h, n, Sq] */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [B + 1]; NULL when dense */
     float *partial_out, *partial_rows; /* splits: [num_splits, B, H, Sq, Dv]; [num_splits, B, H, Sq, 2]: maximum of the
                                           scores, sum of P; varlen: B 1, Sq total_q */
-    const uint8_t *block_mask; /* block_mask.h: GPU_BLOCK_* of [mask batch, mask head, row block, tile] of the mask */
+    const uint8_t *block_mask; /* block_mask.h: GPU_BLOCK_* of [batch, head, row block, tile] of what hides pairs */
     int64_t block_mask_batch, block_mask_head, block_mask_row; /* strides in bytes, 0 on broadcast axes */
+    int32_t block_mask_group;                                  /* query heads that share one of its heads */
     int32_t batch, heads, heads_kv, group;                     /* group = heads / heads_kv */
     int32_t seqlen_q, seqlen_k;                                /* varlen: the maxima */
     int32_t head_dim, head_dim_v;

@@ -101,7 +101,7 @@ static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_nee
     const int64_t parts = needs->group_parts > 1 ? needs->group_parts * p->heads_kv * l.key_rows : 0;
     l.dk = put(&l, 4 * parts * needs->head_dim);
     l.dv = put(&l, 4 * parts * needs->head_dim_v);
-    l.block_mask = put(&l, gpu_mask_rows(p) ? block_mask_bytes(p, needs->block_m, needs->block_n) : 0);
+    l.block_mask = put(&l, gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, needs->block_m, needs->block_n) : 0);
     return l;
 }
 
@@ -155,7 +155,8 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = gpu_dbias_kind(p) == GPU_DBIAS_KEYS ? needs->dbias_shares : 0,
         .zero_dbias =
-            gpu_dbias_kind(p) == GPU_DBIAS_DIRECT && (gpu_bounded(p) || p->has_mask || p->has_intervals || p->varlen),
+            gpu_dbias_kind(p) == GPU_DBIAS_DIRECT &&
+            (gpu_bounded(p) || p->has_mask || p->has_intervals || p->has_row_intervals || p->varlen),
         .group_parts = needs->group_parts > 1 ? needs->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),
         .lse_factor = needs->lse_factor,
@@ -195,7 +196,7 @@ fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int6
 }
 
 /* The kernels around a family's, in the order of their launches; those from COMBINE on run after it. */
-enum { PREPARE, BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
+enum { PREPARE, BLOCK_MASK, ROW_BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
 _Static_assert((int)NUM_KERNELS == (int)GPU_BACKWARD_AROUND_MAX, "as the header says");
 enum { ROWS_THREADS = 32 * BACKWARD_ROWS_WARPS, DBIAS_THREADS = 32 * BACKWARD_DBIAS_WARPS };
 enum { DSINK_THREADS = 32 * BACKWARD_DSINK_WARPS };
@@ -209,6 +210,7 @@ static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backwar
     const int32_t kind = gpu_dbias_kind(p);
     switch (kernel) {
     case BLOCK_MASK: return gpu_mask_rows(p);
+    case ROW_BLOCK_MASK: return p->has_row_intervals;
     case BLOCK_ORDER: return needs->order_block_n > 0;
     case ORDER: return needs->orders_keys;
     case COMBINE: return needs->group_parts > 1;
@@ -255,6 +257,8 @@ int32_t gpu_backward_requests(enum gpu_backward_side side, const fdm_problem *p,
         struct cuda_kernel_request *request = &requests[count++];
         if (kernel == BLOCK_MASK)
             block_mask_request(request);
+        else if (kernel == ROW_BLOCK_MASK)
+            row_block_mask_request(p, request);
         else if (kernel == BLOCK_ORDER)
             block_order_request(p, request);
         else if (kernel == ORDER)
@@ -272,10 +276,12 @@ static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel,
                                 const struct gpu_backward_needs *needs, struct gpu_backward_params *a, void *stream) {
     const int64_t rows = which == PREPARE ? gpu_round_up(p->seqlen_q, needs->row_step) : p->seqlen_q;
     int64_t x = blocks_of(rows, 16 * BACKWARD_ROWS_WARPS), y = p->heads, z = p->batch;
+    uint8_t *const block_mask = (uint8_t *)(uintptr_t)a->in.block_mask;
     switch (which) {
     case BLOCK_MASK:
-        return block_mask_launch(kernel, p, needs->block_m, needs->block_n, (uint8_t *)(uintptr_t)a->in.block_mask,
-                                 stream, &a->in);
+        return block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
+    case ROW_BLOCK_MASK:
+        return row_block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
     case BLOCK_ORDER:
         return block_order_launch(kernel, p, &a->in, needs->order_block_n, (int32_t *)(uintptr_t)a->block_order,
                                   stream);

@@ -1,6 +1,6 @@
 /* gpu_backward.h: what backward kernels share on the host, whatever multiplies: workspace, parameters, and the kernels
- * that run before and after those of a family (backward_rows.cu, block_mask.cu, block_order.cu, key_sort.cu,
- * backward_dbias.cu, backward_dsink.cu).
+ * that run before and after those of a family (backward_rows.cu, block_mask.cu, row_block_mask.cu, block_order.cu,
+ * key_sort.cu, backward_dbias.cu, backward_dsink.cu).
  *
  * A family says what it needs (struct gpu_backward_needs). Its requests are gpu_backward_requests() BEFORE, its own,
  * and those AFTER; its execution gpu_backward_fill(), then the launches in the same order. */
@@ -46,7 +46,7 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
 /* BEFORE: lse and delta of each row and zeros, the block mask, the orders of blocks and keys. AFTER: the sums of parts
  * of groups, of dQ, and of the gradients of bias and sinks. */
 enum gpu_backward_side { GPU_BACKWARD_BEFORE, GPU_BACKWARD_AFTER };
-enum { GPU_BACKWARD_AROUND_MAX = 8 };
+enum { GPU_BACKWARD_AROUND_MAX = 9 };
 /* The kernels of one side that the problem takes: how many, and which. */
 int32_t gpu_backward_count(enum gpu_backward_side side, const fdm_problem *problem,
                            const struct gpu_backward_needs *needs);

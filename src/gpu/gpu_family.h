@@ -74,7 +74,7 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
 
 /* The end of a forward's execution: the kernels of `requests`, of which the first is the forward's own and takes struct
- * gpu_forward_params, and a second is the block mask of the plan's tile, at the workspace's start. blocks: of the
+ * gpu_forward_params, and what follows makes the block mask of the plan's tile, at the workspace's start. blocks: of the
  * first, in clusters of so many. */
 fdm_status gpu_forward_launch(const fdm_plan *plan, const struct attention *attention,
                               const struct cuda_kernel_request *requests, int32_t count, int64_t blocks,
@@ -86,6 +86,18 @@ int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t bl
 void block_mask_request(struct cuda_kernel_request *request);
 fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
                              int32_t block_n, uint8_t *block_mask, void *stream, struct gpu_forward_params *params);
+/* That of row intervals, or of both: behind that of the mask in the workspace, which was made before. */
+void row_block_mask_request(const fdm_problem *problem, struct cuda_kernel_request *request);
+fdm_status row_block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
+                                 int32_t block_n, uint8_t *workspace, void *stream,
+                                 struct gpu_forward_params *params);
+/* That of a mask with rows, of row intervals, or of both: its bytes of workspace; its kernels, at most
+ * GPU_BLOCK_MASK_KERNELS, and how many; and their launches. */
+enum { GPU_BLOCK_MASK_KERNELS = 2 };
+int64_t gpu_block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);
+int32_t gpu_block_mask_requests(const fdm_problem *problem, struct cuda_kernel_request *requests);
+fdm_status gpu_block_mask_launch(const struct cuda_kernel *const *kernels, const fdm_problem *problem, int32_t block_m,
+                                 int32_t block_n, void *workspace, void *stream, struct gpu_forward_params *params);
 /* That of any mask [B, h, Sq, Sk], with the bytes from one row of tiles to the next. */
 fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scores *mask, int64_t batches,
                          int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n,

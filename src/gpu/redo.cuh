@@ -14,6 +14,7 @@
 #include "gpu/forward_params.h"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#include "gpu/row_ranges.cuh"
 #include "gpu/scores.cuh"
 
 __device__ __forceinline__ float redo_number(const char *data, int64_t index) {
@@ -49,6 +50,8 @@ __device__ __forceinline__ bool redo_sees(const struct gpu_forward_params &a, co
         seen = seen && row >= i.start[s.batch * i.start_batch + h * i.start_head + key * i.start_key] &&
                row < i.end[s.batch * i.end_batch + h * i.end_head + key * i.end_key];
     }
+    if (ROW_INTERVALS)
+        seen = seen && ranges_hold(a.row_intervals, ranges_of_row(a.row_intervals, s.batch, s.q_begin, head, row), j);
     const auto of_pair = [&](const struct gpu_scores &m) {
         return s.batch * m.batch + head / m.group * m.head + row * m.row + j * m.key;
     };

@@ -17,7 +17,7 @@ static int64_t all_row_tiles(const struct extents *e) { return e->batches * e->h
 
 int tile_plan_possible(const fdm_problem *p) {
     const struct extents e = extents_of(p);
-    return p->has_intervals + p->has_mask == 1 && !gpu_mask_rows(p) && !p->has_bias &&
+    return p->has_intervals + p->has_mask == 1 && !gpu_masks_blocks(p) && !p->has_bias &&
            gpu_ceil_div(e.row_tiles, 32) * e.key_words * e.batches * e.heads < INT32_MAX;
 }
 

@@ -16,11 +16,6 @@
 
 #define TILE TILE_PLAN_TILE
 
-/* Bits of the tiles from .. to - 1 in the word-th 32. */
-__device__ __forceinline__ uint32_t run_of_bits(int word, int from, int to) {
-    const int low = max(from - word * 32, 0), high = min(to - word * 32, 32);
-    return low < high ? 0xffffffffu << low & 0xffffffffu >> (32 - high) : 0;
-}
 __device__ __forceinline__ uint32_t touched_tiles(int word, const struct key_bounds &rows) {
     return rows.first < rows.last ? run_of_bits(word, rows.first / TILE, (rows.last + TILE - 1) / TILE) : 0;
 }

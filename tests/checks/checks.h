@@ -117,6 +117,7 @@ struct named_case {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
     int causal, varlen, dlse, deterministic, dbias, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     int intervals, shares; /* intervals: 1 of any kind, 2 documents; shares: of a bias, as in struct trial */
+    int rows;              /* row intervals */
     int many, rest, apart; /* as in struct trial */
     int refused;           /* for its strides: no kernel of the name takes it */
     double softcap;

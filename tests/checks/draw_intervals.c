@@ -67,20 +67,55 @@ static void draw_range(struct trial *t, int64_t row, int64_t rows, int64_t keys,
     *end = random_below(t, 12) == 0 ? INT32_MAX : *end;
 }
 
+/* What one range of every row is: the keys around its own, those of its document or of one after it, a prefix, all,
+ * none. Then tiles are hidden and full. */
+struct range_form {
+    int64_t kind, unit, left, right;
+};
+enum { FORM_NONE, FORM_WINDOW, FORM_DOCUMENT, FORM_PREFIX, FORM_ALL, FORM_EMPTY };
+static struct range_form draw_range_form(struct trial *t, int formed) {
+    struct range_form f = {FORM_NONE, 1, 0, 0};
+    if (!formed)
+        return f;
+    f.kind = PICK(t, FORM_WINDOW, FORM_WINDOW, FORM_DOCUMENT, FORM_DOCUMENT, FORM_PREFIX, FORM_ALL, FORM_EMPTY);
+    f.unit = PICK(t, 64, 96, 128, 150);
+    f.left = random_below(t, 200);
+    f.right = random_below(t, 100);
+    return f;
+}
+static void range_of_form(const struct range_form *f, int64_t row, int64_t rows, int64_t keys, int64_t *start,
+                          int64_t *end) {
+    const int64_t own = row + keys - rows > 0 ? row + keys - rows : 0, document = own / f->unit * f->unit;
+    *start = f->kind == FORM_WINDOW     ? own - f->left
+             : f->kind == FORM_DOCUMENT ? document + (f->right % 2 ? f->unit : 0)
+                                        : 0;
+    *end = f->kind == FORM_WINDOW     ? own + f->right
+           : f->kind == FORM_DOCUMENT ? *start + f->unit
+           : f->kind == FORM_PREFIX   ? f->left
+           : f->kind == FORM_ALL      ? keys
+                                      : 0;
+}
+
 void draw_row_intervals(struct trial *t) {
     const int packed = t->varlen;
     const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads), PICK(t, 1, 1, 2, 4),
                               packed ? t->total_q : t->seqlen_q};
     int64_t n = 0, start, end;
+    const int formed = random_below(t, 3) > 0;
     for (int i = 0; i < 2; i++)
         guarded_make(&t->g[ROW_START + i], t, FDM_INT32, 4 - packed, shape + packed, 3);
-    for (int64_t list = 0; list < (packed ? 1 : shape[0]) * shape[1] * shape[2]; list++)
+    for (int64_t list = 0; list < (packed ? 1 : shape[0]) * shape[1] * shape[2]; list++) {
+        const struct range_form form = draw_range_form(t, formed);
         for (int64_t b = 0; b < (packed ? t->batch : 1); b++) {
             const int64_t rows = trial_length(t, CU_Q, b, !packed), keys = trial_length(t, CU_K, b, !packed);
             for (int64_t row = 0; row < rows; row++, n++) {
-                draw_range(t, row, rows, keys, &start, &end);
+                if (formed)
+                    range_of_form(&form, row, rows, keys, &start, &end);
+                else
+                    draw_range(t, row, rows, keys, &start, &end);
                 guarded_set(&t->g[ROW_START], n, (double)start);
                 guarded_set(&t->g[ROW_END], n, (double)end);
             }
         }
+    }
 }

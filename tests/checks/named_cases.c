@@ -524,6 +524,30 @@ static void add_apart(const struct any_kernel *kernel) {
         }
 }
 
+/* Row intervals beside everything, of a length with tiles that are hidden and tiles that are full. */
+static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
+    static const int64_t dims[] = {64, 128};
+    enum { OF_NONE, CAUSAL, WINDOW, OF_MASK, KEY_MASK, OF_BIAS, KEY_BIAS, INTERVALS, PACKED, SOFTCAP, PAIRS, KINDS };
+    const int decode = strstr(kernel, "decode") != NULL;
+    FOR_EACH(dims, d)
+    for (int kind = OF_NONE; kind < KINDS; kind++) {
+        begin(kernel, pass, dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
+        shape(1 + kind % 2, 4, 2, decode ? 5 : 200, decode ? 600 : 300);
+        next.rows = 1;
+        next.causal = kind == CAUSAL || kind == PACKED;
+        next.mask = kind == OF_MASK || kind == PAIRS ? 1 : kind == KEY_MASK ? 2 : 0;
+        next.bias = kind == OF_BIAS ? 1 : kind == KEY_BIAS || kind == PAIRS ? 2 : 0;
+        next.intervals = kind == INTERVALS;
+        next.varlen = next.rest = kind == PACKED;
+        next.softcap = kind == SOFTCAP ? 7 : 0;
+        next.dbias = pass == FDM_BACKWARD && next.bias;
+        next.deterministic = pass == FDM_BACKWARD && kind % 2;
+        if (kind == WINDOW)
+            window(100, 30);
+        add("row intervals");
+    }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -558,6 +582,8 @@ static void list_cases(void) {
         add_apart(&any_kernels[n]);
         add_many(&any_kernels[n]);
     }
+    add_rows("mma.forward", FDM_FORWARD, 0);
+    add_rows("mma.forward32", FDM_FORWARD, 1);
 }
 
 const struct named_case *named_case(int64_t number) {

@@ -30,7 +30,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static int is_bare(const fdm_problem *p) {
-    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->varlen && !(p->softcap > 0) && p->aligned;
+    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->has_row_intervals && !p->varlen && !(p->softcap > 0) && p->aligned;
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -41,9 +41,8 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* A mask with rows has a block mask. */
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
-    return gpu_mask_rows(p) ? block_mask_bytes(p, block_m(t), t->block_n) : 0;
+    return gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, block_m(t), t->block_n) : 0;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -106,14 +105,11 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
            mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
-/* The forward's kernel, and the block mask's where the mask has rows. */
-enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
+/* The forward's kernel, and those of the block mask. */
+enum { FORWARD, BLOCK_MASK, NUM_KERNELS = BLOCK_MASK + GPU_BLOCK_MASK_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     forward_request(&tiles[plan->parameters[TILE]], p, &requests[FORWARD]);
-    if (!gpu_mask_rows(p))
-        return 1;
-    block_mask_request(&requests[BLOCK_MASK]);
-    return 2;
+    return 1 + gpu_block_mask_requests(p, &requests[BLOCK_MASK]);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
@@ -136,7 +132,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_forward32_algorithm = {
     .info = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD32_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

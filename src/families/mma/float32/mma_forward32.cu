@@ -33,7 +33,6 @@ MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_M      (16 * ROW_TILES * GROUPS)
 #define KEY_TILES    (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
 #define OUT_TILES    (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
-#define BLOCK_MASKED (MASK && MASK_ROWS)
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
@@ -68,7 +67,7 @@ __device__ __forceinline__ uint32_t bounds_of(uint32_t bounds, int step) {
 }
 
 __device__ __forceinline__ int mask_kind(const struct gpu_forward_params &a, const struct place &at, int tile) {
-    return a.block_mask[at.s.batch * a.block_mask_batch + at.head / a.mask.group * a.block_mask_head +
+    return a.block_mask[at.s.batch * a.block_mask_batch + at.head / a.block_mask_group * a.block_mask_head +
                         (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row + tile];
 }
 
@@ -108,6 +107,13 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
     const int lane = (MASK && MASK_ROWS) || (BIAS && VARLEN) ? tid_x_reread() % 32 : threadIdx.x % 32;
     const int tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
     const int count = at.s.seqlen_k - tile_key;
+    uint32_t held[2 * ROW_TILES];
+#pragma unroll
+    for (int half = 0; half < 2 * ROW_TILES && ROW_INTERVALS && partial; half++)
+        held[half] = keys_held<2 * KEY_TILES>(a.row_intervals,
+                                              ranges_of_row(a.row_intervals, at.s.batch, at.s.q_begin, at.head,
+                                                            min(first + half * 8, at.s.seqlen_q - 1)),
+                                              [&](int i) { return tile_key + i / 2 * 8 + lane % 4 * 2 + i % 2; });
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
         const int column = n * 8 + lane % 4 * 2;
@@ -127,7 +133,7 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
             if (BIAS && BIAS_ROWS)
                 read_bias(b, bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key, a.bias.key,
                           column, count);
-            if (BLOCK_MASKED && partial)
+            if (MASK_TILE && partial)
                 read_mask(seen, mask_of(a, at.s.batch, at.head) + inside * a.mask.row + tile_key * a.mask.key,
                           a.mask.key, column, count);
 #pragma unroll
@@ -137,6 +143,8 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
                 if (BIAS)
                     x += b[c];
                 bool visible = !partial || (j >= first_key(a, at.s, row) && j <= last_key(a, at.s, row) && seen[c]);
+                if (ROW_INTERVALS && partial)
+                    visible = visible && (held[half] >> (2 * n + c) & 1);
                 if (KEYED)
                     visible = visible && row >= (int)rows_first[c] && row < (int)rows_last[c];
                 s[half / 2][n][half % 2 * 2 + c] = visible ? x : MINUS_INF;

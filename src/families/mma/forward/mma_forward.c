@@ -65,11 +65,13 @@ enum { MMA_FORWARD_PARAMETERS(PLAN_PARAMETER) };
  * registers than there are. */
 static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t)gpu_round_up(head_dim, 16); }
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
-static int lists_tiles(const fdm_problem *p) { return gpu_mask_rows(p) && !gpu_lists_keys(p); }
+static int lists_tiles(const fdm_problem *p) { return gpu_masks_blocks(p) && !gpu_lists_keys(p); }
+/* Beside a list of keys, a mask with rows is read pair by pair alone. */
+static int has_block_mask(const fdm_problem *p) { return lists_tiles(p) || p->has_row_intervals; }
 
 static enum scoring scoring_of(const fdm_problem *p) {
     const int rows = gpu_mask_rows(p) + gpu_bias_rows(p);
-    if (p->softcap > 0 || (float)p->softmax_scale <= 0 || !p->aligned || rows > 1 ||
+    if (p->softcap > 0 || p->has_row_intervals || (float)p->softmax_scale <= 0 || !p->aligned || rows > 1 ||
         (rows && (gpu_lists_keys(p) || !p->scores_aligned)))
         return MIXED;
     return rows ? ROWS : gpu_lists_keys(p) ? LISTED : BARE;
@@ -111,7 +113,7 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
 }
 
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
-    return lists_tiles(p) ? block_mask_bytes(p, block_m(t), t->block_n) : 0;
+    return has_block_mask(p) ? gpu_block_mask_bytes(p, block_m(t), t->block_n) : 0;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -200,14 +202,11 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
            mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
-/* The forward's kernel, and the block mask's where the mask has rows. */
-enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
+/* The forward's kernel, and those of the block mask. */
+enum { FORWARD, BLOCK_MASK, NUM_KERNELS = BLOCK_MASK + GPU_BLOCK_MASK_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     forward_request(&tiles[plan->parameters[TILE]], p, &requests[FORWARD]);
-    if (!lists_tiles(p))
-        return 1;
-    block_mask_request(&requests[BLOCK_MASK]);
-    return 2;
+    return has_block_mask(p) ? 1 + gpu_block_mask_requests(p, &requests[BLOCK_MASK]) : 1;
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
@@ -230,7 +229,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -36,7 +36,7 @@ constexpr int OUT_TILES = HEAD_DIM_V / 8; /* groups of eight columns of O */
 /* Intervals, and a mask or bias without a row axis, are read once for all rows of the block: the keys that some row
  * sees are listed, and only they are loaded. */
 constexpr bool KEY_LIST = KEYED;
-constexpr bool TILE_LIST = MASK && MASK_ROWS && !KEY_LIST; /* tiles in which some row sees some key are listed */
+constexpr bool TILE_LIST = BLOCK_MASKED && !KEY_LIST; /* tiles in which some row sees some key are listed */
 /* Mask or bias with rows whose keys are contiguous: each warp copies those of its own rows, a tile ahead. */
 constexpr bool STAGED = SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS));
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
@@ -254,6 +254,15 @@ struct warp_rows {
             }
     }
 
+    /* Those of a lane's keys of a tile that the ranges of a row hold: bit 2 n + c is of column 8 n + `column` + c. */
+    __device__ __forceinline__ uint32_t keys_of_row(const struct tile_keys &keys, int row, int column) const {
+        const struct row_ranges ranges = ranges_of_row(a.row_intervals, at.batch, at.q_begin, at.head, row);
+        return keys_held<2 * KEY_TILES>(a.row_intervals, ranges, [&](int i) {
+            const int j = i / 2 * 8 + column + i % 2;
+            return KEY_LIST ? keys.index[j] : keys.first + j;
+        });
+    }
+
     /* Keys that are not visible become -inf. */
     __device__ __forceinline__ void hide_keys(const struct tile_keys &keys) {
         const int column = threadIdx.x % 4 * 2;
@@ -265,7 +274,9 @@ struct warp_rows {
                 const int row = at.first_row + (int)local;
                 const int from = CACHE ? max(first_key(a, at, row), at.padding) : first_key(a, at, row);
                 const int first = from - keys.first, last = last_key(a, at, row) - keys.first;
-                const char *mask = scores.mask + (int64_t)min(row, at.seqlen_q - 1) * a.mask.row;
+                const int inside = min(row, at.seqlen_q - 1);
+                const char *mask = scores.mask + (int64_t)inside * a.mask.row;
+                const uint32_t held = ROW_INTERVALS ? keys_of_row(keys, inside, column) : 0;
 #pragma unroll
                 for (int n = 0; n < KEY_TILES; n++) {
                     const uint32_t seen = MASK && STAGED ? scores.staged_mask(local, n) : 0;
@@ -279,6 +290,8 @@ struct warp_rows {
                         else if (MASK && MASK_ROWS)
                             visible =
                                 visible && mask[(int64_t)(KEY_LIST ? keys.index[j] : keys.first + j) * a.mask.key];
+                        if (ROW_INTERVALS)
+                            visible = visible && (held >> (2 * n + c) & 1);
                         if (PAGED && keys.missing)
                             visible = visible && !tile_pages(q_tile).is_missing(a.cache, keys.turn, j);
                         if (!visible)
@@ -587,9 +600,7 @@ struct key_walk : warp_rows {
     }
     /* The tiles that the mask does not hide. */
     __device__ __forceinline__ void add_listed_tiles() {
-        const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch +
-                                    at.head / a.mask.group * a.block_mask_head +
-                                    (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
+        const uint8_t *block_mask = block_mask_of(a, at);
         for (tiles.segment = first_tile; tiles.segment < last_tile; tiles.segment += MMA_FORWARD_TILES) {
             __syncthreads(); /* the list and the buffers of the segment before are free */
             add_tiles(tiles.fill(block_mask, min(tiles.segment + MMA_FORWARD_TILES, last_tile)));

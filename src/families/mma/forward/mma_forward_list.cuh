@@ -5,7 +5,13 @@
 
 #include "families/mma/forward/mma_forward_load.cuh"
 
-/* Keys that some row of the block sees, in shared memory. */
+/* What masks with rows and row intervals do to the tiles of keys of the block: GPU_BLOCK_* each. */
+__device__ __forceinline__ const uint8_t *block_mask_of(const struct gpu_forward_params &a, const struct place &at) {
+    return a.block_mask + at.batch * a.block_mask_batch + at.head / a.block_mask_group * a.block_mask_head +
+           (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
+}
+
+/* Keys that some row of the block sees, in shared memory. Beside row intervals also others of their tiles. */
 struct key_list {
     int *index;
     uint32_t *rows; /* first visible row of the block, and from bit 16 on how many */
@@ -43,6 +49,8 @@ struct key_list {
         int first = at.first_row, last = first + min(BLOCK_M, at.seqlen_q - first); /* rows first <= i < last see it */
         key_bias = 0;
         if (MASK && !MASK_ROWS && !from.mask[(int64_t)j * a.mask.key])
+            return 0;
+        if (ROW_INTERVALS && block_mask_of(a, at)[j / BLOCK_N] == GPU_BLOCK_HIDDEN)
             return 0;
         if (BIAS && !BIAS_ROWS) {
             key_bias = bias_value(from.bias + (int64_t)j * a.bias.key * BIAS_BYTES);
@@ -141,7 +149,7 @@ struct key_list {
         const uint32_t all = (uint32_t)min(BLOCK_M, at.seqlen_q - at.first_row) << 16;
         for (int n = threadIdx.x % 32; n < BLOCK_N; n += 32)
             full = full && keys.rows[n] == all;
-        return (MASK && MASK_ROWS) || !__all_sync(0xffffffff, full);
+        return BLOCK_MASKED || !__all_sync(0xffffffff, full);
     }
 };
 

@@ -1,0 +1,87 @@
+/* row_block_mask.cu: which tiles of row intervals are hidden, partial or full; beside a mask with rows, what both leave.
+ *
+ * Idea: of 32 tiles of keys, those that a row's ranges touch and those that they cover are runs of bits. A warp has 32
+ * tiles and all rows of a block, some a lane; the or of the rows' touched tiles and the and of their covered ones are
+ * exact. Ranges that overlap or touch are joined first. Bound by neither memory nor arithmetic at the sizes that occur.
+ *
+ * Grid: blocks of rows, of all heads and batches in turn; where there are more than a grid has blocks, a block takes
+ * several. The warps of a block take words of 32 tiles in turn. */
+#include "gpu/block_mask.h"
+#include "gpu/packed.cuh"
+#include "gpu/row_ranges.cuh"
+
+#define RANGES_MAX 4
+
+/* A row's ranges, cut to the keys; those that begin in another reach as far as that one, and further. */
+struct joined_ranges {
+    int start[RANGES_MAX], end[RANGES_MAX];
+};
+__device__ __forceinline__ struct joined_ranges join_ranges(const struct gpu_row_intervals &r,
+                                                            const struct row_ranges &row, int seqlen_k) {
+    struct joined_ranges joined;
+#pragma unroll
+    for (int n = 0; n < RANGES_MAX; n++) {
+        joined.start[n] = n < r.ranges ? max(row.start[n * r.start_range], 0) : 0;
+        joined.end[n] = n < r.ranges ? min(row.end[n * r.end_range], seqlen_k) : 0;
+    }
+#pragma unroll
+    for (int pass = 1; pass < RANGES_MAX; pass++)
+#pragma unroll
+        for (int n = 0; n < RANGES_MAX; n++)
+#pragma unroll
+            for (int other = 0; other < RANGES_MAX; other++)
+                if (joined.start[n] < joined.end[n] && joined.start[other] <= joined.end[n])
+                    joined.end[n] = max(joined.end[n], joined.end[other]);
+    return joined;
+}
+
+/* Of 32 tiles of keys a bit each: some row of the block sees some key, every row sees every key. For a warp. */
+struct tile_bits {
+    uint32_t seen, full;
+};
+__device__ __forceinline__ struct tile_bits look_at_tiles(const struct row_block_mask_params &a,
+                                                          const struct sequence &s, int head, int first_row, int word) {
+    struct tile_bits tiles = {0, 0xffffffff};
+    for (int n = threadIdx.x % 32; n < a.block_m && first_row + n < s.seqlen_q; n += 32) {
+        const struct gpu_row_intervals &r = a.in.row_intervals;
+        const struct joined_ranges ranges =
+            join_ranges(r, ranges_of_row(r, s.batch, s.q_begin, head, first_row + n), s.seqlen_k);
+        uint32_t touched = 0, covered = 0;
+#pragma unroll
+        for (int range = 0; range < RANGES_MAX; range++) {
+            const int start = ranges.start[range], end = ranges.end[range];
+            if (start >= end)
+                continue;
+            touched |= run_of_bits(word, start / a.block_n, (end + a.block_n - 1) / a.block_n);
+            covered |= run_of_bits(word, (start + a.block_n - 1) / a.block_n, /* the last tile ends with the keys */
+                                   (end + (end == s.seqlen_k ? a.block_n - 1 : 0)) / a.block_n);
+        }
+        tiles.seen |= touched;
+        tiles.full &= covered;
+    }
+    return {__reduce_or_sync(0xffffffff, tiles.seen), __reduce_and_sync(0xffffffff, tiles.full)};
+}
+
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
+    row_block_mask(const __grid_constant__ struct row_block_mask_params a) {
+    const int lane = threadIdx.x % 32;
+    for (int64_t block = blockIdx.x; block < a.num_blocks; block += gridDim.x) {
+        const int row_block = (int)(block % a.num_row_blocks), of_head = (int)(block / a.num_row_blocks);
+        const int batch = of_head / a.num_heads, head = of_head % a.num_heads * (a.in.heads / a.num_heads);
+        const struct sequence s = find_sequence(a.in, batch);
+        const uint8_t *of_mask = nullptr;
+        if (a.beside_mask)
+            of_mask = a.in.block_mask + batch * a.in.block_mask_batch +
+                      head / a.in.block_mask_group * a.in.block_mask_head + row_block * a.in.block_mask_row;
+        for (int word = threadIdx.x / 32; word * 32 < a.num_tiles; word += BLOCK_MASK_WARPS) {
+            const struct tile_bits tiles = look_at_tiles(a, s, head, row_block * a.block_m, word);
+            const int tile = word * 32 + lane;
+            if (tile >= a.num_tiles)
+                continue;
+            const int kind = !(tiles.seen >> lane & 1)  ? GPU_BLOCK_HIDDEN
+                             : tiles.full >> lane & 1 ? GPU_BLOCK_FULL
+                                                        : GPU_BLOCK_PARTIAL;
+            a.block_mask[block * a.row_bytes + tile] = (uint8_t)(of_mask ? min(kind, (int)of_mask[tile]) : kind);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+/* row_ranges.cuh: row intervals: the ranges of keys that a query row sees. */
+#ifndef FDM_ROW_RANGES_CUH
+#define FDM_ROW_RANGES_CUH
+
+#include "gpu/forward_params.h"
+
+/* Where start and end of a row's first range lie. */
+struct row_ranges {
+    const int32_t *start, *end;
+};
+/* Of row `row` of a sequence that begins at row q_begin, for a query head. */
+__device__ __forceinline__ struct row_ranges ranges_of_row(const struct gpu_row_intervals &r, int batch,
+                                                           int64_t q_begin, int head, int row) {
+    const int64_t h = head / r.group, i = q_begin + row;
+    return {r.start + batch * r.start_batch + h * r.start_head + i * r.start_row,
+            r.end + batch * r.end_batch + h * r.end_head + i * r.end_row};
+}
+
+/* Whether a range of the row holds a key. */
+__device__ __forceinline__ bool ranges_hold(const struct gpu_row_intervals &r, const struct row_ranges &row, int key) {
+    bool held = false;
+#pragma unroll 1
+    for (int n = 0; n < r.ranges; n++)
+        held = held || (row.start[n * r.start_range] <= key && key < row.end[n * r.end_range]);
+    return held;
+}
+
+/* The same of `count` keys, key_of(0) and so on: a bit each. */
+template <int count, class numbering>
+__device__ __forceinline__ uint32_t keys_held(const struct gpu_row_intervals &r, const struct row_ranges &row,
+                                              const numbering &key_of) {
+    static_assert(count <= 32, "a bit each");
+    uint32_t held = 0;
+#pragma unroll 1
+    for (int n = 0; n < r.ranges; n++) {
+        const int start = row.start[n * r.start_range], end = row.end[n * r.end_range];
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            const int key = key_of(i);
+            held |= (uint32_t)(start <= key && key < end) << i;
+        }
+    }
+    return held;
+}
+
+/* Bits from .. to - 1 of those that the word-th 32-bit word has of a row of bits. */
+__device__ __forceinline__ uint32_t run_of_bits(int word, int from, int to) {
+    const int low = max(from - word * 32, 0), high = min(to - word * 32, 32);
+    return low < high ? 0xffffffffu << low & 0xffffffffu >> (32 - high) : 0;
+}
+
+#endif
