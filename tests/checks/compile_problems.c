@@ -5,7 +5,7 @@
 
 const struct feature features[NUM_FEATURES] = {
     {"dtype", 2},   {"head_dim", 12},      {"head_dim_v", 3}, {"length", 5}, {"window", 2},
-    {"mask", 3},    {"bias", 5},           {"intervals", 2},  {"varlen", 2}, {"softcap", 2},
+    {"mask", 3},    {"bias", 5},           {"intervals", 4},  {"varlen", 2}, {"softcap", 2},
     {"aligned", 2}, {"scores_aligned", 2}, {"sink", 2},       {"keys", 4}};
 static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
 /* Two of one query row: many keys and few; the last of 32 query rows and many keys. */
@@ -48,7 +48,8 @@ fdm_problem problem_of(const int32_t *choice) {
     p.bias_dtype = choice[BIAS] > 2 ? FDM_FLOAT32 : p.dtype;
     p.bias_shape[2] = choice[BIAS] == 2 || choice[BIAS] == 4 ? p.seqlen_q : 1;
     p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-    p.has_intervals = choice[INTERVALS];
+    p.has_intervals = choice[INTERVALS] % 2; /* 2: of rows; 3: both */
+    p.has_row_intervals = choice[INTERVALS] / 2;
     p.varlen = choice[VARLEN];
     p.total_q = p.varlen ? 2 * p.seqlen_q : 0;
     p.total_k = p.varlen ? 2 * p.seqlen_k : 0;
@@ -98,7 +99,12 @@ static const struct backward_set sets[] = {
     {.window = 1, .varlen = 1, .sinks = 1},
     {.bias = 2, .deterministic = 1, .sinks = 1},
     {.bias = 1, .varlen = 1, .sinks = 1},
-    {.mask = 2, .bias = 4, .softcap = 1, .unaligned = 1, .sinks = 1}};
+    {.mask = 2, .bias = 4, .softcap = 1, .unaligned = 1, .sinks = 1},
+    {.window = 1, .intervals = 2},
+    {.intervals = 2, .varlen = 1, .deterministic = 1},
+    {.window = 1, .mask = 2, .bias = 2, .intervals = 2},
+    {.window = 1, .mask = 2, .bias = 2, .intervals = 3, .varlen = 1, .softcap = 1, .unaligned = 1},
+    {.mask = 2, .bias = 2, .intervals = 2, .deterministic = 1}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 
 int32_t backward_head_dims(void) {
@@ -135,7 +141,7 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
     return p;
 }
 
-enum { DECODE_FEATURES = 6 };
+enum { DECODE_FEATURES = 8 };
 int32_t decode_problems(const char *kernel) {
     return kernel && strcmp(kernel, "mma.decode") != 0 ? 0 : backward_head_dims() * DECODE_FEATURES * 3;
 }
@@ -149,10 +155,11 @@ fdm_problem decode_problem(int32_t number) {
     p.batch = p.heads = 32;
     p.heads_kv = 8;
     p.seqlen_q = 1 + (feature > 3);
-    p.has_mask = 1;
-    p.mask_shape[0] = p.batch;
-    p.mask_shape[2] = p.seqlen_q;
-    p.mask_shape[3] = p.seqlen_k;
+    p.has_row_intervals = feature > 5;
+    p.has_mask = feature < 7;
+    p.mask_shape[0] = p.has_mask ? p.batch : 1;
+    p.mask_shape[2] = p.has_mask ? p.seqlen_q : 1;
+    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
     p.has_bias = feature == 1;
     p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
     p.has_intervals = feature == 2;

@@ -532,7 +532,7 @@ static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
     FOR_EACH(dims, d)
     for (int kind = OF_NONE; kind < KINDS; kind++) {
         begin(kernel, pass, dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
-        shape(1 + kind % 2, 4, 2, decode ? 5 : 200, decode ? 600 : 300);
+        shape(kind == PACKED ? 3 : 1 + kind % 2, 4, 2, decode ? 5 : 200, decode ? 600 : 300);
         next.rows = 1;
         next.causal = kind == CAUSAL || kind == PACKED;
         next.mask = kind == OF_MASK || kind == PAIRS ? 1 : kind == KEY_MASK ? 2 : 0;
@@ -584,6 +584,9 @@ static void list_cases(void) {
     }
     add_rows("mma.forward", FDM_FORWARD, 0);
     add_rows("mma.forward32", FDM_FORWARD, 1);
+    add_rows("mma.decode", FDM_FORWARD, 0);
+    add_rows("mma.backward", FDM_BACKWARD, 0);
+    add_rows("mma.backward32", FDM_BACKWARD, 1);
 }
 
 const struct named_case *named_case(int64_t number) {

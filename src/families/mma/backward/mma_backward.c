@@ -14,7 +14,8 @@ enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
 /* Whether keys may be sorted: key intervals alone say what sees them, the same for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
-    return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->interval_heads <= p->heads_kv;
+    return p->has_intervals && !p->varlen && !gpu_masks_blocks(p) && !gpu_bias_rows(p) &&
+           p->interval_heads <= p->heads_kv;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -353,7 +354,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

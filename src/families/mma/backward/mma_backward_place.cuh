@@ -78,7 +78,7 @@ __device__ __forceinline__ struct head find_head(const struct gpu_backward_param
         head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
     if (BLOCK_MASKED)
         head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch +
-                          h / a.in.mask.group * a.in.block_mask_head + at.first_key / BLOCK_N;
+                          h / a.in.block_mask_group * a.in.block_mask_head + at.first_key / BLOCK_N;
     return head;
 }
 
@@ -213,7 +213,7 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
     w.last = min(w.last, last);
     return w;
 }
-/* GPU_BLOCK_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
+/* GPU_BLOCK_*: what mask and row intervals show of the block's keys to the BLOCK_M rows that `row` is one of. */
 __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return find_head(a, at, h).block_mask[(int64_t)(row / BLOCK_M) * a.in.block_mask_row];

@@ -141,6 +141,22 @@ __device__ __forceinline__ uint32_t mask_bits(const struct gpu_backward_params &
     return seen;
 }
 
+/* The same of row intervals. */
+__device__ __forceinline__ uint32_t range_bits(const struct gpu_backward_params &a, const struct place &at, int h,
+                                               int warp_key, int first_row) {
+    const struct gpu_row_intervals &r = a.in.row_intervals;
+    const int lane = threadIdx.x % 32, key = at.first_key + warp_key + lane / 4;
+    uint32_t held = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * ROW_TILES; n++) {
+        const int row = min(first_row + n / 2 * 8 + lane % 4 * 2 + n % 2, at.seqlen_q - 1);
+        held |= keys_held<2 * KEY_TILES>(r, ranges_of_row(r, at.batch, at.q_begin, h, row),
+                                         [&](int j) { return key + j * 8; })
+                << n * 2 * KEY_TILES;
+    }
+    return held;
+}
+
 /* Of PART_ROWS rows: P, and with SOFTCAP the slope of the cap, rounded as dS will be. */
 struct p_fragments {
     float p[KEY_TILES][ROW_TILES][4];
@@ -258,7 +274,7 @@ __device__ __forceinline__ void make_weights(struct p_fragments &w, const struct
     }
 }
 
-/* P becomes 0 where a row does not see a key. seen: what mask_bits() gave. */
+/* P becomes 0 where a row does not see a key. seen: what mask_bits() and range_bits() gave. */
 __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
                                           const struct part &part, const struct keys &keys, uint32_t seen, int lane) {
     uint32_t rows_seen = 0;
@@ -269,14 +285,16 @@ __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct wo
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const int row = rows.row + part.row + n * 8 + lane % 4 * 2 + c;
-            uint32_t bits = seen;
+            uint32_t copied = 0;
             if (MASK_COPIED)
-                bits = __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >> (lane / 4 % 4 * 8 + lane / 16);
+                copied = __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >> (lane / 4 % 4 * 8 + lane / 16);
 #pragma unroll
             for (int j = 0; j < 2 * KEY_TILES; j++) {
                 bool visible = (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
-                if (BLOCK_MASKED)
-                    visible = visible && (bits >> (MASK_COPIED ? 2 * j : (n * 2 + c) * 2 * KEY_TILES + j) & 1);
+                if (MASK_COPIED)
+                    visible = visible && (copied >> 2 * j & 1);
+                if (ROW_INTERVALS || (MASK_TILE && !MASK_COPIED))
+                    visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
                 w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
             }
         }
@@ -288,8 +306,10 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
     const struct gpu_backward_params &a = on.params.shared;
     const int lane = fresh_lane();
     uint32_t seen = 0xffffffffu;
-    if (BLOCK_MASKED && !MASK_COPIED && rows.partial)
+    if (MASK_TILE && !MASK_COPIED && rows.partial)
         seen = mask_bits(a, on.at, on.h, part.warp_key, rows.row + part.row);
+    if (ROW_INTERVALS && rows.partial)
+        seen &= range_bits(a, on.at, on.h, part.warp_key, rows.row + part.row);
     multiply_scores<HEAD_DIM, false>(w.p, on.tiles.self, on.tiles.k, part.warp_key, nullptr, rows.stage.q, part.row);
     if (COPIED && (RING || rows.copying))
         cp_async_wait<0>();

@@ -22,8 +22,10 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
-#define SCARCE      (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
-#define CROWDED     (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
+#define SCARCE (WIDEST > 192 && (VARLEN || BIAS || MASK || ROW_INTERVALS || DETERMINISTIC))
+#define CROWDED                                   \
+    (SOFTCAP || (ROW_INTERVALS && (MASK || BIAS || INTERVALS || VARLEN)) || (VARLEN && PAIRED) || \
+     (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
 #define TURNS_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
 #define PART_ROWS                                                                 \
@@ -44,8 +46,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY     (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS     (BIAS && !BIAS_ROWS)
-#define BLOCK_MASKED (MASK && MASK_ROWS)
-#define BARE         (SCORES_BARE && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
+#define BARE         (SCORES_BARE && !MASK && !INTERVALS && !ROW_INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)
@@ -54,7 +55,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (WIDE_SCORES && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)
-#define MASK_COPIED (CAN_COPY && BLOCK_MASKED && (!BIAS_COPIED || BY_COLUMNS))
+#define MASK_COPIED (CAN_COPY && MASK_TILE && (!BIAS_COPIED || BY_COLUMNS))
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS (DBIAS == GPU_DBIAS_DIRECT && WIDE_SCORES && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
@@ -75,7 +76,7 @@ static_assert(!TMA || (mma_backward_panel(HEAD_DIM) == 8 * panel_chunks<HEAD_DIM
                        mma_backward_panel(HEAD_DIM_V) == 8 * panel_chunks<HEAD_DIM_V / 8>),
               "TMA's panels are the tiles'");
 static_assert(!RING || SUB_ROWS == MMA_BACKWARD_STAGE_ROWS, "the host's maps and bytes are of such stages");
-static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
+static_assert(!GATHER || (INTERVALS && !VARLEN && !BLOCK_MASKED && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */

@@ -32,7 +32,9 @@ static int32_t padded_v(const fdm_problem *p) {
 }
 
 /* Keys are listed before they are copied. */
-static int lists_keys(const fdm_problem *p) { return p->has_mask || p->has_bias || p->has_intervals; }
+static int lists_keys(const fdm_problem *p) {
+    return p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
+}
 
 /* Whether the query heads of a KV head share a tensor's heads. */
 static int shared_heads(const fdm_problem *p, int64_t heads) { return heads == 1 || heads == p->heads_kv; }
@@ -283,10 +285,10 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
     else if (lists_keys(p))
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
                  "; keys are listed first by %s, and what no row sees is not read%s",
-                 p->has_mask && p->has_intervals ? "mask and intervals"
-                 : p->has_mask                   ? "the mask"
-                 : p->has_intervals              ? "intervals"
-                                                 : "a bias of -inf",
+                 p->has_mask && (p->has_intervals || p->has_row_intervals) ? "mask and intervals"
+                 : p->has_mask                                             ? "the mask"
+                 : p->has_intervals || p->has_row_intervals                ? "intervals"
+                                                                           : "a bias of -inf",
                  plan->parameters[ORDERED] ? "; sequences that seem to see most begin first" : "");
 }
 
@@ -497,7 +499,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
-    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE) & ~GPU_FEATURE_UNALIGNED,
+    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE) &
+                ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -11,15 +11,15 @@
  * the others `block` at a time. */
 struct tile {
     int32_t head_dim_min, head_dim_max; /* of the smaller and of the larger of D and Dv */
-    int32_t extras_max;                 /* how many of mask, bias, intervals and softcap there may be */
+    int32_t extras_max;                 /* how many of mask, bias, intervals of both kinds and softcap there may be */
     int32_t warps, share, block;
     const char *reason;
 };
 static const struct tile tiles[] = {
     {33, 128, 3, 4, 1, 32, "the longest step without a spill"},
-    {0, 128, 4, 4, 1, 16, "the longest step without a spill for head dims up to 32, and for every feature at a time"},
-    {0, 256, 4, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
-    {0, 256, 4, 4, 2, 16, "fits 99 KB"},
+    {0, 128, 5, 4, 1, 16, "the longest step without a spill for head dims up to 32, and for every feature at a time"},
+    {0, 256, 5, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {0, 256, 5, 4, 2, 16, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 enum { MMA_BACKWARD32_PARAMETERS(PLAN_PARAMETER) };
@@ -35,7 +35,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + (p->softcap > 0);
+    const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0);
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     return extras <= t->extras_max && (t->share == 1 || widest > 128) && widest <= t->head_dim_max &&
            p->head_dim >= t->head_dim_min && p->head_dim_v >= t->head_dim_min &&
@@ -193,7 +193,7 @@ const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD32_PARAMETERS),
-    .features = GPU_EVERY_FEATURE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

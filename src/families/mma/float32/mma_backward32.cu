@@ -41,7 +41,6 @@ MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define TILES        (BLOCK / 8) /* groups of eight others */
 #define OF_SCORES    (GRADIENTS & MMA_GRADIENT_OF_SCORES)
 #define OF_VALUES    (GRADIENTS & MMA_GRADIENT_OF_VALUES)
-#define BLOCK_MASKED (MASK && MASK_ROWS)
 #define ROW_WORDS    (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 /* Steps of add_product() between fences: fewer where registers are short. */
 #define FENCED    (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || BLOCK_MASKED || !ALIGNED) ? 8 : 16)
@@ -201,7 +200,7 @@ struct owner {
     /* What the mask does to the own and a step's others. */
     __device__ __forceinline__ int mask_kind(int step) const {
         const uint8_t *block_mask =
-            a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.mask.group * a.in.block_mask_head;
+            a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.block_mask_group * a.in.block_mask_head;
         bool hidden = true, full = true;
 #pragma unroll
         for (int n = 0; n < OWN / BLOCK; n++) {
@@ -386,10 +385,35 @@ struct owner {
         for (int c = 0; c < 2; c++)
             seen[c] = from[min(step * BLOCK + column + c, at.other_length - 1) * m.row];
     }
+    /* Which pairs of a step row intervals show: bit 4 n + 2 half + c. */
+    __device__ __forceinline__ uint32_t pairs_held(int step) const {
+        const struct gpu_row_intervals &r = a.in.row_intervals;
+        const int other = step * BLOCK + threadIdx.x % 4 * 2;
+        uint32_t held = 0;
+#pragma unroll
+        for (int half = 0; half < 2 && !OWNS_KEYS; half++) {
+            const int row = min(own + half * 8, at.own_length - 1);
+            const uint32_t of_row = keys_held<2 * TILES>(
+                r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, row),
+                [&](int n) { return other + n / 2 * 8 + n % 2; });
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                held |= (of_row >> 2 * n & 3) << (4 * n + 2 * half);
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * TILES && OWNS_KEYS; n++) {
+            const int row = min(other + n / 2 * 8 + n % 2, at.other_length - 1);
+            const uint32_t of_keys = keys_held<2>(r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, row),
+                                                  [&](int half) { return own + half * 8; });
+            held |= (of_keys & 1) << (n / 2 * 4 + n % 2) | (of_keys >> 1) << (n / 2 * 4 + 2 + n % 2);
+        }
+        return held;
+    }
     /* P and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. partial:
      * some own may not see some other of the step. */
     __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], float (&slope)[TILES][4], int step, uint32_t bounds,
                                            bool partial) const {
+        const uint32_t held = ROW_INTERVALS && partial ? pairs_held(step) : 0;
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             const int column = n * 8 + threadIdx.x % 4 * 2;
@@ -400,7 +424,7 @@ struct owner {
                 bool seen[2] = {true, true};
                 if (BIAS)
                     find_bias(b, o, half, step, column);
-                if (BLOCK_MASKED && partial)
+                if (MASK_TILE && partial)
                     find_mask(seen, half, step, column);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
@@ -418,6 +442,8 @@ struct owner {
                     else
                         visible =
                             !partial || (j >= first_key(a.in, at.s, i) && j <= last_key(a.in, at.s, i) && seen[c]);
+                    if (ROW_INTERVALS && partial)
+                        visible = visible && (held >> (4 * n + 2 * half + c) & 1);
                     if (KEYED && !OWNS_KEYS)
                         visible = visible && i >= (int)o.first[c] && i < (int)o.last[c];
                     if (BIAS && DBIAS && b[c] == MINUS_INF)
