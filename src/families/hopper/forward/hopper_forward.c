@@ -102,8 +102,8 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
 static int64_t copies_offset(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
     if (ranged(p))
         return tile_plan_bytes(p);
-    if (p->has_mask)
-        return HOPPER_COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
+    if (gpu_masks_blocks(p))
+        return HOPPER_COUNT_BYTES + gpu_block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
     return hopper_count_bytes(scheduler);
 }
 static int64_t parts_offset(const struct tile *t, int32_t scheduler, int32_t copies, const fdm_problem *p) {
@@ -115,7 +115,7 @@ static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t 
 }
 
 /* Items may differ in what they see. */
-static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p); }
+static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p) || p->has_row_intervals; }
 
 /* Whether the rules prefer a tile that fits. */
 static int suits(const struct tile *t, const fdm_problem *p) {
@@ -152,7 +152,7 @@ static int32_t order_of_pairs(const struct tile *t, const fdm_device *device, co
 /* Where each item has a multiprocessor, none needs an order. Pairs by ranges are not equal, and blocks that leave all
  * items to another kernel are few in a dynamic order. */
 static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p, int32_t splits) {
-    if (ranged(p))
+    if (ranged(p) || p->has_row_intervals)
         return ITEMS_DYNAMIC;
     if (splits == 1 && waves_of(t, device, p) <= 1)
         return ITEMS_LONGEST;
@@ -195,7 +195,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
     if (ranged(p) && !tile_plan_possible(p))
-        return "it takes key intervals, or masks that query rows share, without other masks or biases";
+        return "it takes key intervals, or masks that query rows share, without other masks, row intervals or biases";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
@@ -401,8 +401,8 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
         tile_plan_request(p, &list[count++]);
         if (plan->parameters[GATHER])
             hopper_gather_request(p, plan->parameters[GATHER], &list[count++]);
-    } else if (p->has_mask)
-        block_mask_request(&list[count++]);
+    } else if (gpu_masks_blocks(p))
+        count += gpu_block_mask_requests(p, &list[count]);
     else if (plan->parameters[NUM_SPLITS] > 1)
         combine_splits_request(p, &list[count++]);
     if (plan->parameters[COPIES])
@@ -489,9 +489,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
             return status;
         params.gathers = x[GATHER] != 0;
         params.items_begun = workspace;
-    } else if (p->has_mask &&
-               (status = block_mask_launch(kernels[OTHERS], p, plan->block_m, plan->block_n,
-                                           (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
+    } else if (gpu_masks_blocks(p) &&
+               (status = gpu_block_mask_launch(kernels + OTHERS, p, plan->block_m, plan->block_n,
+                                               (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
         return status;
     status = hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, x[SCHEDULER], x[NUM_SMS], params.items,
                                  ranged(p) ? NULL : workspace, &params, sizeof params, stream);
@@ -510,7 +510,7 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES |
-                GPU_FEATURE_UNALIGNED,
+                GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

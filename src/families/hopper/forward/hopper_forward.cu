@@ -35,7 +35,7 @@
 
 HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS))
+#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS || ROW_INTERVALS))
 #define BLOCK_M   (64 * WARPGROUPS)
 #define THREADS   (128 * (WARPGROUPS + 1))
 #include "families/hopper/forward/hopper_rows.cuh"
@@ -47,9 +47,10 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define F16    (DTYPE == GPU_FLOAT16)
 #define RANGED (INTERVALS || (MASK && !MASK_ROWS))
-#define WALKED (MASK_TILE || RANGED) /* the producer says which tile a step has */
+#define WALKED (BLOCK_MASKED || RANGED) /* the producer says which tile a step has */
 #define PASSES (WINDOW && !WALKED)   /* a warpgroup passes by steps that only others see */
-static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
+static_assert(!RANGED || (!BLOCK_MASKED && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
+static_assert(!ROW_INTERVALS || (!SPLITS && PACKED_HEADS == 1), "so do row intervals beside splits and packed heads");
 
 /* A row of a split done again: what store_part() leaves of it. */
 __device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -206,8 +207,8 @@ struct producer {
 
     /* The block mask of the item's rows: GPU_BLOCK_* of each tile. */
     __device__ __forceinline__ const uint8_t *block_mask_of(const struct item_facts &f) const {
-        return a.in.block_mask + (a.mask_batches == 1 ? 0 : f.batch) * a.in.block_mask_batch +
-               f.head / a.mask_group * a.in.block_mask_head + f.first_row / BLOCK_M * a.in.block_mask_row;
+        return a.in.block_mask + f.batch * a.in.block_mask_batch + f.head / a.in.block_mask_group * a.in.block_mask_head +
+               f.first_row / BLOCK_M * a.in.block_mask_row;
     }
     /* The last tile up to `tile` of which the mask shows something, or one below first_tile. */
     static __device__ __forceinline__ int visible_tile(const uint8_t *block_mask, int tile, int first_tile) {
@@ -221,9 +222,9 @@ struct producer {
         return max(tile, first_tile - 1);
     }
 
-    /* The steps of an item whose mask hides tiles: those it shows, each with its word. */
-    __device__ __forceinline__ void load_shown(const struct item_facts &f) {
-        const int head = f.head / a.in.group;
+    /* The steps of an item of which a mask or row intervals hide tiles: those they show, each with its word. */
+    __device__ __forceinline__ void load_shown(const struct item_facts &f, int k_begin) {
+        const int head = f.head / a.in.group, batch = batch_of(f);
         const uint8_t *block_mask = block_mask_of(f);
         load_q(f);
         int before = -1;
@@ -236,16 +237,16 @@ struct producer {
             k_ring(base).wait_empty(step);
             st_shared_4(step_word(base, step),
                         (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
-            load_k(tile * BLOCK_N, head, f.batch);
-            if (look)
+            load_k(k_begin + tile * BLOCK_N, head, batch);
+            if (SCORED && look)
                 load_scores(f, tile * BLOCK_N);
             if (before >= 0)
-                load_v(step - 1, before * BLOCK_N, head, f.batch);
+                load_v(step - 1, k_begin + before * BLOCK_N, head, batch);
             before = tile;
             tile = next;
         }
         if (before >= 0)
-            load_v(step - 1, before * BLOCK_N, head, f.batch);
+            load_v(step - 1, k_begin + before * BLOCK_N, head, batch);
     }
 
     /* RANGED: the steps that the second warp names, one at least. K's stage is empty then. */
@@ -299,7 +300,7 @@ struct producer {
         find_tiles(a.in, s, BLOCK_M, f);
         if (SPLITS)
             keep_part(f, a.in.num_splits);
-        if (MASK_TILE)
+        if (BLOCK_MASKED)
             f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
         publish(f);
         if (f.first_tile >= f.last_tile)
@@ -308,8 +309,8 @@ struct producer {
             load_named(f, s.k_begin);
         else if (RANGED)
             load_q(f);
-        else if (MASK_TILE)
-            load_shown(f);
+        else if (BLOCK_MASKED)
+            load_shown(f, s.k_begin);
         else
             load_item(f, s.k_begin);
         item++;
@@ -368,6 +369,17 @@ struct consumer : row_owner {
         hide_keys(s, first, last);
     }
 
+    /* The same by row intervals, of a tile that the block mask does not call full. */
+    __device__ __forceinline__ void hide_by_rows(int tile) {
+        const struct item_facts f = facts();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = min(f.first_row + (int)local_row() + 8 * half, f.seqlen_q - 1);
+            const struct row_ranges ranges = ranges_of_row(a.in.row_intervals, f.batch, f.q_begin, f.head, row);
+            hide_others(s, half, a.in.row_intervals, ranges, tile * BLOCK_N);
+        }
+    }
+
     /* The same, of a tile that the plan does not call full to the warpgroup's rows. */
     __device__ __forceinline__ void hide_by_ranges() {
         const uint32_t ranges = ranges_of_step(base, step) + threadIdx.x % 4 * RANGE_ROW_BYTES;
@@ -404,6 +416,8 @@ struct consumer : row_owner {
         } else if (!RANGED && partial) {
             hide(tile);
         }
+        if (ROW_INTERVALS && look)
+            hide_by_rows(tile);
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }
 

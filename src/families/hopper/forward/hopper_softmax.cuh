@@ -101,6 +101,27 @@ __device__ __forceinline__ void hide_keys(float (&s)[BLOCK_N / 2], const int (&f
         }
 }
 
+/* Keys that no range of a half's row holds become -inf. key: that of column 0. */
+__device__ __forceinline__ void hide_others(float (&s)[BLOCK_N / 2], int half, const struct gpu_row_intervals &r,
+                                            const struct row_ranges &row, int key) {
+    uint32_t seen[2] = {0, 0}; /* of either neighbour */
+#pragma unroll 1
+    for (int n = 0; n < r.ranges; n++) {
+        const int first = max(row.start[n * r.start_range], key) - key, last = max(row.end[n * r.end_range], key) - key;
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int offset = threadIdx.x % 4 * 2 + c;
+            seen[c] |= groups_below(min(last, BLOCK_N), offset) & ~groups_below(min(first, BLOCK_N), offset);
+        }
+    }
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            if (!(seen[c] >> group & 1))
+                s[4 * group + 2 * half + c] = MINUS_INF;
+}
+
 /* ---- online softmax ---- */
 
 /* P of the tile as left operands, with the maxima there are; adds to the sums. Returns whether they stay in bounds. */
