@@ -12,6 +12,7 @@ from flash_dmattn import flash_dmattn_func
 from flash_dmattn.compat import flash_attn, flash_attn_cute, flash_attn_interface
 from flash_dmattn.compat.flash_attn import functions as fa2
 from flash_dmattn.compat.varlen import varlen_attn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 # ---- parameters: flash-attn 2.8.4, its version 3 and 4, as their sources have them ------------------------------------
 
@@ -622,6 +623,14 @@ def test_functions_of_the_extension():
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 USED = torch.tensor([3, 3], dtype=torch.int32)
+EIGHT_PAGES = torch.arange(8, dtype=torch.int32).view(2, 4)
+
+
+def in_pages(*tensors):
+    """[2, 24 or less, h, d] as eight pages of six rows; zeros for what lacks."""
+    return [torch.nn.functional.pad(each, (0, 0, 0, 0, 0, 24 - each.shape[1])).view(8, 6, *each.shape[2:]) for each in tensors]
+
+
 REFUSED = {
     "dropout_p is 0.1, but flash_dmattn has no dropout yet": lambda q, k, v: flash_attn.flash_attn_func(q, k, v, 0.1),
     "alibi_slopes is given beside a table of pages": lambda q, k, v: flash_attn.flash_attn_varlen_func(
@@ -652,9 +661,6 @@ REFUSED = {
     ),
     "qv is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, qv=q, cache_seqlens=4),
     "attention_chunk is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, attention_chunk=4),
-    "k_cache is a Tensor of shape .* on meta, but flash_dmattn has key-value caches on the CPU only": lambda q, k, v: (
-        flash_attn.flash_attn_with_kvcache(q.to("meta"), k.to("meta"), v.to("meta"), cache_seqlens=3)
-    ),
     "requires a gradient, but cache calls are forward only": lambda q, k, v: flash_attn.flash_attn_with_kvcache(
         q.clone().requires_grad_(), k, v
     ),
@@ -671,6 +677,14 @@ WRONG = {
         q, k, v, rotary_cos=q[0, :, 0, :4], rotary_sin=q[0, :, 0, :4], cache_seqlens=4
     ),
     "block_table": lambda q, k, v: flash_attn.flash_attn_with_kvcache(q, k, v, block_table=USED, cache_seqlens=4),
+    "cache_seqlens of sequence 1 is 25, but block_table holds 4 pages of 6 rows": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(q, *in_pages(k, v), cache_seqlens=torch.tensor([24, 25]), block_table=EIGHT_PAGES)
+    ),
+    "cache_seqlens of sequence 0 is 20 before 5 new keys, but block_table holds 4 pages": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(
+            q, *in_pages(k, v), k[:, :5], v[:, :5], cache_seqlens=20, block_table=EIGHT_PAGES
+        )
+    ),
     "v is given without k": lambda q, k, v: flash_attn.flash_attn_with_kvcache(q, k, v, None, v),
     "heads": lambda q, k, v: flash_attn.flash_attn_func(q[:, :, :3], k, v),
     "softcap is -1": lambda q, k, v: flash_attn.flash_attn_func(q, k, v, softcap=-1.0),
@@ -703,7 +717,7 @@ def test_wrong_types():
     assert isinstance(caught.value, TypeError)
 
 
-# ---- key-value caches, on the CPU ------------------------------------------------------------------------------------
+# ---- key-value caches ------------------------------------------------------------------------------------
 
 # Keys in the cache of two sequences, before appending.
 CACHED = torch.tensor([5, 11], dtype=torch.int32)
@@ -749,6 +763,15 @@ def test_one_length_of_all_sequences_and_no_rows_without_keys():
     for module, empty in ((flash_attn, torch.inf), (flash_attn_interface, -torch.inf)):
         out, lse = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=0, return_softmax_lse=True)
         assert not out.any() and (lse == empty).all()
+
+
+@pytest.mark.parametrize("module", [flash_attn, flash_attn_interface])
+def test_a_cache_may_be_on_a_cuda_device(module):
+    """Of pretended tensors: one length of all sequences becomes a tensor on their device, and nothing is refused."""
+    with FakeTensorMode():
+        q, *others = (torch.empty(2, n, h, 16, device="cuda") for n, h in ((2, 4), (9, 2), (9, 2), (2, 2), (2, 2)))
+        out, lse = module.flash_attn_with_kvcache(q, *others, cache_seqlens=4, return_softmax_lse=True)
+    assert out.shape == q.shape and lse.shape == (2, 4, 2) and out.device == lse.device == q.device
 
 
 IN_PAGES, OF_THEM = (7, 0, 21), (3, 2, 4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import flash_dmattn_with_kvcache_func
-from .._arguments import integer_of, said
+from .._arguments import integer_of
 from ._refusals import InvalidArgument, Unsupported, again
 from ._rules import Packing, Window
 
@@ -39,15 +39,11 @@ def attend_to_cache(
     for name, value in given.items():
         if value is not None:
             raise Unsupported(f"{name} is given, but flash_dmattn does not take it beside a key-value cache yet")
-    if isinstance(k_cache, Tensor) and k_cache.device.type != "cpu":
-        raise Unsupported(
-            f"k_cache is {said(k_cache)} on {k_cache.device}, but flash_dmattn has key-value caches on the CPU only: "
-            "give the keys in use to flash_attn_func, or packed to flash_attn_varlen_func"
-        )
     sequences = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else len(q)
     lengths = cache_seqlens
     if lengths is not None and not isinstance(lengths, Tensor):
-        lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32)
+        device = getattr(k_cache, "device", None)
+        lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32, device=device)
     left, right = window
     try:
         return flash_dmattn_with_kvcache_func(
@@ -58,6 +54,27 @@ def attend_to_cache(
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise again(error) from error
+
+
+def check_room(k_cache: Any, k: Any, cache_seqlens: Any, block_table: Any) -> None:
+    """Raises where keys of a sequence have no column of the table. It reads the lengths, and so waits for a CUDA device,
+    but not while a stream is captured or code is compiled."""
+    both = (k_cache, block_table)
+    if not all(isinstance(each, Tensor) for each in both) or k_cache.dim() != 4 or block_table.dim() != 2:
+        return
+    if torch.compiler.is_compiling() or k_cache.device.type not in ("cpu", "cuda"):
+        return
+    if k_cache.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    lengths = cache_seqlens.tolist() if isinstance(cache_seqlens, Tensor) else [cache_seqlens]
+    new = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 0
+    columns, page = block_table.shape[1], k_cache.shape[1]
+    for sequence, length in enumerate(lengths):
+        if isinstance(length, int) and length >= 0 and length + new > columns * page:
+            raise InvalidArgument(
+                f"cache_seqlens of sequence {sequence} is {length}{f' before {new} new keys' if new else ''}, but block_table "
+                f"holds {columns} pages of {page} rows"
+            )
 
 
 def attend_to_pages(

@@ -214,8 +214,8 @@ def flash_attn_with_kvcache(
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """out [B, Sq, H, Dv] of q [B, Sq, H, D] and a cache, on the CPU, or packed [total_q, H, Dv] with cu_seqlens_q; (out,
-    lse) with return_softmax_lse, lse [B, H, Sq] or [H, total_q].
+    """out [B, Sq, H, Dv] of q [B, Sq, H, D] and a cache, or packed [total_q, H, Dv] with cu_seqlens_q; (out, lse) with
+    return_softmax_lse, lse [B, H, Sq] or [H, total_q].
 
     k_cache and v_cache are [B or more, Sk, Hkv, D and Dv], or pages [pages, page_size, Hkv, D and Dv] of any size with
     page_table [B, columns]. k and v are written into them behind cache_seqlens before. qv and attention_chunk are

@@ -40,8 +40,8 @@ def varlen_attn(
         window_size: (left, right), -1 = unbounded; (-1, 0) is causal, aligned to the end of each sequence.
         enable_gqa: key and value may have fewer heads, of which each serves H / Hkv heads of query. Default False.
         seqused_k: int32 [B]: keys of each sequence that count; default None = all.
-        block_table: int32 or int64 [B, columns]: key and value are pages [P, page size, Hkv, D and Dv], on the CPU and
-            without gradients; key j of a sequence is row j % page size of the page in column j // page size. Default None.
+        block_table: int32 or int64 [B, columns]: key and value are pages [P, page size, Hkv, D and Dv], without
+            gradients; key j of a sequence is row j % page size of the page in column j // page size. Default None.
         num_splits: changes nothing here; default None.
 
     Returns:
@@ -49,8 +49,7 @@ def varlen_attn(
 
     Raises:
         ValueError, TypeError: an argument is wrong.
-        NotImplementedError: no kernel of the tensors' device takes the problem, or block_table is given elsewhere than
-            on the CPU.
+        NotImplementedError: no kernel of the tensors' device takes the problem.
 
     Examples:
         >>> import torch

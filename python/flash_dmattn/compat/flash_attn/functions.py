@@ -230,12 +230,14 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Optional[Tensor] = None,
 ) -> Any:
-    """out [B, Sq, H, Dv] of q [B, Sq, H, D] and a cache, on the CPU; (out, lse) with return_softmax_lse, lse [B, H, Sq].
+    """out [B, Sq, H, Dv] of q [B, Sq, H, D] and a cache; (out, lse) with return_softmax_lse, lse [B, H, Sq].
 
     k_cache and v_cache are [B or more, Sk, Hkv, D and Dv], or pages [pages, page_size, Hkv, D and Dv] of any size with
     block_table [B, columns]. k and v [B, Sn, Hkv, D and Dv] are written into them behind cache_seqlens before.
-    num_splits changes nothing. ALiBi is refused.
+    Beside block_table lengths are read to be compared with it, but not while a CUDA stream is captured. num_splits
+    changes nothing. ALiBi is refused.
     """
+    _kv_cache.check_room(k_cache, k, cache_seqlens, block_table)
     return _kv_cache.attend_to_cache(
         q, k_cache, v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
