@@ -33,6 +33,8 @@ static const char help[] =
     "  --seqused          lengths of rows and keys on the device\n"
     "  --page-size N  --max-pages N                a KV cache in pages, and the columns of its table\n"
     "  --append  --rotary N                        the call appends seqlen-q keys, and turns N dims of q and of these\n"
+    "  --invariance 1|2   equal bits whatever else is in a call, or however rows are cut into calls\n"
+    "  --num-splits N  --split-keys N              parts of the keys, or the keys of a part\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
     "  --explain  each step of the choice on its own line\n"
     "  --variants         every kernel that takes the problem there, and its choice codes\n"
@@ -82,6 +84,9 @@ enum {
     OPT_PAGE_SIZE,
     OPT_MAX_PAGES,
     OPT_ROTARY,
+    OPT_INVARIANCE,
+    OPT_NUM_SPLITS,
+    OPT_SPLIT_KEYS,
     OPT_TOPK,
     OPT_TOTAL,
     OPT_DTYPE,
@@ -132,6 +137,9 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"page-size", required_argument, 0, OPT_PAGE_SIZE},
                                         {"max-pages", required_argument, 0, OPT_MAX_PAGES},
                                         {"rotary", required_argument, 0, OPT_ROTARY},
+                                        {"invariance", required_argument, 0, OPT_INVARIANCE},
+                                        {"num-splits", required_argument, 0, OPT_NUM_SPLITS},
+                                        {"split-keys", required_argument, 0, OPT_SPLIT_KEYS},
                                         {"topk", required_argument, 0, OPT_TOPK},
                                         {"total", required_argument, 0, OPT_TOTAL},
                                         {"dtype", required_argument, 0, OPT_DTYPE},
@@ -197,6 +205,9 @@ static int set_extent(struct request *r, int option, const char *name, const cha
     case OPT_PAGE_SIZE: r->problem.page_size = (int32_t)value; break;
     case OPT_MAX_PAGES: r->problem.max_pages = (int32_t)value; break;
     case OPT_ROTARY: r->problem.rotary_dim = (int32_t)value; break;
+    case OPT_INVARIANCE: r->problem.invariance = (int32_t)value; break;
+    case OPT_NUM_SPLITS: r->problem.num_splits = (int32_t)value; break;
+    case OPT_SPLIT_KEYS: r->problem.split_keys = (int32_t)value; break;
     case OPT_TOPK: r->topk = value; break;
     case OPT_TOTAL: r->total = value; break;
     default: r->options.num_threads = (int32_t)value;

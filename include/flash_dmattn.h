@@ -288,6 +288,18 @@ typedef enum fdm_tune_wish {
     FDM_TUNE_PREDICT = 3
 } fdm_tune_wish;
 
+/* On what the bits of a row of out and lse may depend, besides the row's own numbers, head counts, head dims, dtype,
+ * masks of the call, alignment of its tensors, device and library version. */
+typedef enum fdm_invariance {
+    FDM_INVARIANCE_NONE = 0, /* on everything that a plan depends on: batch, bounds, lengths */
+    /* On its own sequence's length and rows, and on whether max_seqlen_q rows of a KV head are many (above 64 on CUDA
+     * devices, 16 on the CPU); not on other sequences, the batch, max_seqlen_k, pages, their size and number. */
+    FDM_INVARIANCE_BATCH = 1,
+    /* On the keys that it sees alone: not on how rows are cut into calls, so that a prompt in chunks and rows one by
+     * one have the bits of one call. Keys are not split. */
+    FDM_INVARIANCE_SCHEDULE = 2
+} fdm_invariance;
+
 typedef struct fdm_options {
     uint32_t struct_bytes;     /* sizeof(fdm_options); fdm_options_default() sets it */
     int32_t has_softmax_scale; /* 0: softmax_scale = D^-0.5 of q's own D */
@@ -308,6 +320,11 @@ typedef struct fdm_options {
     int64_t tune; /* fdm_tune_wish; a call that is deterministic or forces a kernel or family looks at no kept choice */
     int64_t add_dkv;   /* backward: 1: dk and dv, float32 or float64, are added to what is there. CPU only */
     int64_t sm_margin; /* CUDA: multiprocessors that a plan leaves to others, such as a copy; at least one stays */
+    /* forward, all three: how far bits of a row depend on the rest of the call, and into how many parts keys are split.
+     * A kernel that cannot have them refuses. */
+    int64_t invariance; /* fdm_invariance */
+    int64_t num_splits; /* 1: keys are not split; n: into n parts of equal numbers of tiles; 0 = planned */
+    int64_t split_keys; /* a multiple of 64: a part has so many keys; 0 = planned. Only one of the two is given */
 } fdm_options;
 
 /* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
@@ -419,7 +436,8 @@ typedef struct fdm_problem {
     int32_t has_row_intervals;
     int64_t row_interval_batch, row_interval_heads; /* extents, 1 = broadcast */
     int32_t row_ranges;                             /* of a row: n of [B, h, n, Sq] */
-    int32_t reserved[7];                            /* 0 */
+    int32_t invariance, num_splits, split_keys;     /* as in fdm_options; 0 in a backward */
+    int32_t reserved[4];                            /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

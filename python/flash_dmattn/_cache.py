@@ -24,6 +24,8 @@ READ = ("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_
 PLACES = ("block_table", "page_start", "cache_batch_idx", "cache_seqlens", "cache_leftpad")
 ADDED = ("key", "value", "cu_seqlens_new", "rotary cos", "rotary sin", "rotary_seqlens")
 FORWARD_NAMES = ("query", "key_cache", "value_cache", *READ, *PLACES, *ADDED)
+# Of a call with a cache alone, behind its settings: rotary_interleaved, invariance, num_splits, split_keys.
+Special = Tuple[bool, int, int, int]
 APPEND_NAMES = ("key_cache", "value_cache", *PLACES, *ADDED, "slots", "positions", "query", "cu_seqlens_q")
 
 
@@ -81,7 +83,7 @@ def _views(arrays: Sequence[Optional[Borrowed]]) -> Tuple[Any, ...]:
 
 
 def _forward_on_arrays(
-    tensors: Sequence[Any], settings: Settings, interleaved: bool, return_lse: bool, out: Any
+    tensors: Sequence[Any], settings: Settings, special: Special, return_lse: bool, out: Any
 ) -> Any:
     call = _Arrays(tensors[0], "query")
     written = ("key_cache", "value_cache") if tensors[FORWARD_NAMES.index("key")] is not None else ()
@@ -94,7 +96,7 @@ def _forward_on_arrays(
     lse = call.lender.empty(shape, "float64" if q.dtype == "float64" else "float32") if return_lse else None
     results = call.write(result, "out"), None if lse is None else call.write(lse, "lse")
     # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
-    _native.cache_forward(*_views((*given, *results)), *settings, interleaved, 0, _arguments.forced_family)
+    _native.cache_forward(*_views((*given, *results)), *settings, *special, 0, _arguments.forced_family)
     result = call.lender.hand_over(result) if out is None else out
     return (result, call.lender.hand_over(lse)) if return_lse else result
 
@@ -130,6 +132,9 @@ def flash_dmattn_with_kvcache_func(
     lse_without_sink: bool = False,
     return_lse: bool = False,
     out: Any = None,
+    invariance: int = 0,
+    num_splits: int = 0,
+    split_keys: int = 0,
 ) -> Any:
     """Attention of new query rows to a KV cache, which new keys and values are appended to before. Forward only.
 
@@ -167,6 +172,13 @@ def flash_dmattn_with_kvcache_func(
         window_size, softmax_scale, softcap, sink, lse_without_sink: as in flash_dmattn_func.
         return_lse: also return lse. Default False.
         out: written and returned when given: of the result's shape and query's dtype.
+        invariance: on what the bits of a row may depend beside itself. Default 0: on the whole call. 1: on its own
+            sequence, not on the batch, on lengths of others, pages and bounds; rows of calls with many rows
+            (max_seqlen_q * H / Hkv above 64, on the CPU 16) and with few are computed in two ways. 2: on the keys that
+            it sees, not on how rows are cut into calls; slower for few rows.
+        num_splits: keys are split into so many parts; 1: they are not. Default 0: as planned. No kernel for many rows
+            takes more than 1.
+        split_keys: a part has so many keys, a multiple of 64; default 0: as planned. At most one of the two.
 
     Returns:
         out [B, Sq, H, Dv] or [total_q, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] or [H, total_q]. Rows that see
@@ -197,15 +209,19 @@ def flash_dmattn_with_kvcache_func(
         *(block_table, page_start, cache_batch_idx, cache_seqlens, cache_leftpad),
         *(key, value, cu_seqlens_new, *rotary_pair(rotary), rotary_seqlens),
     )
-    interleaved, with_lse = flag_of(rotary_interleaved, "rotary_interleaved"), flag_of(return_lse, "return_lse")
+    with_lse = flag_of(return_lse, "return_lse")
+    special = (
+        flag_of(rotary_interleaved, "rotary_interleaved"), integer_of(invariance, "invariance"),
+        integer_of(num_splits, "num_splits"), integer_of(split_keys, "split_keys"),
+    )  # fmt: skip
     if is_torch(query):
         from . import _cache_torch
 
-        return _cache_torch.forward(tensors, settings, interleaved, with_lse, out)
+        return _cache_torch.forward(tensors, settings, special, with_lse, out)
     for array, name in zip(tensors[3:5], READ):
         if array is not None and not is_array(array):
             raise TypeError(f"{name} is {_arguments.said(array)}; it must be an array")
-    return _forward_on_arrays(tensors, settings, interleaved, with_lse, out)
+    return _forward_on_arrays(tensors, settings, special, with_lse, out)
 
 
 def append_kv_cache(

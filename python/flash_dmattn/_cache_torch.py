@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _arguments, _native
 from ._arguments import Settings, check_layout, said
-from ._cache import APPEND_NAMES, FORWARD_NAMES, with_four_axes
+from ._cache import APPEND_NAMES, FORWARD_NAMES, Special, with_four_axes
 from ._fields import NUMBERS
 from ._operators import allocator_of, define, is_plain, native_view, refuse_transforms, stream_of
 
@@ -44,16 +44,16 @@ def _results(query: Tensor, value_cache: Tensor) -> Tuple[Tensor, Tensor]:
     return out, query.new_empty(rows, dtype=torch.float64 if wide else torch.float32)
 
 
-def _run(tensors: Sequence[Any], settings: Sequence[Any], interleaved: bool, out: Tensor, lse: Optional[Tensor]) -> None:
+def _run(tensors: Sequence[Any], numbers: Sequence[Any], out: Tensor, lse: Optional[Tensor]) -> None:
     views = map(native_view, (*tensors, out, lse))
     on_cuda = (stream_of(out), allocator_of(out)) if out.is_cuda else ()
-    _native.cache_forward(*views, *settings, interleaved, torch.get_num_threads(), _arguments.forced_family, *on_cuda)
+    _native.cache_forward(*views, *numbers, torch.get_num_threads(), _arguments.forced_family, *on_cuda)
 
 
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    tensors, (*settings, interleaved) = arguments[:_NUM_FORWARD], arguments[_NUM_FORWARD:]
+    tensors, numbers = arguments[:_NUM_FORWARD], arguments[_NUM_FORWARD:]
     results = _results(tensors[0], tensors[2])
-    _run(tensors, settings, interleaved, *results)
+    _run(tensors, numbers, *results)
     return results
 
 
@@ -70,25 +70,25 @@ def _declared(names: Sequence[str], written: Sequence[str], needed: int) -> str:
 define(
     "forward_with_cache",
     f"{_declared(FORWARD_NAMES, FORWARD_NAMES[1:3], 3)}, {', '.join(text for text, _ in NUMBERS)}, "
-    "bool rotary_interleaved",
+    "bool rotary_interleaved, int invariance, int num_splits, int split_keys",
     _forward_operator,
     _forward_fake,
     "(Tensor, Tensor)",
 )
 
 
-def forward(tensors: Sequence[Any], settings: Settings, interleaved: bool, return_lse: bool, out: Any) -> Any:
+def forward(tensors: Sequence[Any], settings: Settings, special: Special, return_lse: bool, out: Any) -> Any:
     """flash_dmattn_with_kvcache_func() of tensors in the order of FORWARD_NAMES."""
     _check(tensors, FORWARD_NAMES, 3)
     tensors = with_four_axes(tensors, settings)
     if out is not None:
         _check((out,), ("out",), 1)
     if out is None and not is_plain(*tensors):
-        out, lse = torch.ops.flash_dmattn.forward_with_cache(*tensors, *settings, interleaved)
+        out, lse = torch.ops.flash_dmattn.forward_with_cache(*tensors, *settings, *special)
         return (out, lse) if return_lse else out
     result, lse = _results(tensors[0], tensors[2])
     result = result if out is None else out
-    _run(tensors, settings, interleaved, result, lse if return_lse else None)
+    _run(tensors, (*settings, *special), result, lse if return_lse else None)
     return (result, lse) if return_lse else result
 
 

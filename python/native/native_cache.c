@@ -22,11 +22,11 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
 }
 
 /* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, *the cache's, out, lse or None,
- * *settings, rotary_interleaved, number of threads, family or None; for CUDA tensors also the stream's address and what
+ * *settings, rotary_interleaved, invariance, num_splits, split_keys, number of threads, family or None; for CUDA tensors also the stream's address and what
  * allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, CACHE, OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
-    enum { INTERLEAVED = NUM_SETTINGS, THREADS, FAMILY, NUM_ON_CPU, STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
+    enum { INTERLEAVED = NUM_SETTINGS, INVARIANCE, SPLITS, SPLIT_KEYS, THREADS, FAMILY, NUM_ON_CPU, STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
     const int on_cuda = count == NUM + NUM_ON_CUDA;
     struct tensor_argument storage[NUM];
     fdm_tensor *t[NUM];
@@ -53,7 +53,11 @@ PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_
     const fdm_allocator allocator = native_device_allocator(&workspace);
     if (!failed && !native_options(others, others[THREADS], others[FAMILY], &options)) {
         options.stream = on_cuda ? native_address(others[STREAM]) : NULL;
-        result = native_run(fdm_attention_forward, &tensors, &options, on_cuda ? &allocator : NULL);
+        options.invariance = PyLong_AsLongLong(others[INVARIANCE]);
+        options.num_splits = PyLong_AsLongLong(others[SPLITS]);
+        options.split_keys = PyLong_AsLongLong(others[SPLIT_KEYS]);
+        result = PyErr_Occurred() ? NULL
+                                  : native_run(fdm_attention_forward, &tensors, &options, on_cuda ? &allocator : NULL);
     }
     Py_XDECREF(workspace.kept);
     native_release(storage, NUM);

@@ -13,7 +13,7 @@
 ENDS_WITH(fdm_cache, rotary_start);
 ENDS_WITH(fdm_tensors, row_end);
 ENDS_WITH(fdm_append_tensors, stream);
-ENDS_WITH(fdm_options, sm_margin);
+ENDS_WITH(fdm_options, split_keys);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);
 ENDS_WITH(fdm_arch_config, shared_bytes);

@@ -6,6 +6,7 @@
 #include "flash_dmattn.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
+#include "problem/problem.h"
 
 /* Causal or window; a mask or bias with a row axis; something of the key alone. */
 static inline int gpu_bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
@@ -60,6 +61,7 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
     X(SINK, "learnable sinks", p->has_sink)                                                                       \
     X(SEQUSED, "lengths of seqused_q and seqused_k", p->has_seqused_q || p->has_seqused_k)                        \
     X(CACHE, "a KV cache", p->has_cache)                                                                          \
+    X(SPLITS, "invariance, num_splits and split_keys", problem_fixes_splits(p))                                   \
     X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes, or rows 2^31 bytes apart", !p->aligned) \
     X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD)                   \
     X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)                                 \
@@ -76,9 +78,11 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-    /* What a kernel takes as it takes rows and keys. Row intervals, lengths on the device and caches are not in it. */
+    /* What a kernel takes as it takes rows and keys. Row intervals, lengths on the device, caches and rules for splits
+     * are not in it. */
     GPU_EVERY_FEATURE =
-        ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE)
+        ((1 << GPU_NUM_FEATURES) - 1) &
+        ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };
 
 /* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */

@@ -117,6 +117,25 @@ static fdm_status dkv_validate(const fdm_problem *p) {
     return FDM_OK;
 }
 
+static fdm_status splits_validate(const fdm_problem *p) {
+    const int backward = p->pass == FDM_BACKWARD && (p->invariance || p->num_splits || p->split_keys);
+    if (backward || p->invariance < FDM_INVARIANCE_NONE || p->invariance > FDM_INVARIANCE_SCHEDULE)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         backward ? "invariance, num_splits and split_keys are %d, %d and %d in a backward; they are 0"
+                                  : "invariance is %d; it must be 0, 1 or 2",
+                         p->invariance, p->num_splits, p->split_keys);
+    if (p->num_splits < 0 || p->split_keys < 0 || p->split_keys % 64 || (p->num_splits && p->split_keys))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "num_splits is %d and split_keys %d; they are at least 0, split_keys is a multiple of 64, and "
+                         "only one of them is above 0",
+                         p->num_splits, p->split_keys);
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE && (p->num_splits > 1 || p->split_keys))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "num_splits is %d and split_keys %d beside invariance 2, which splits no keys; give neither",
+                         p->num_splits, p->split_keys);
+    return FDM_OK;
+}
+
 fdm_status fdm_problem_validate(const fdm_problem *p) {
     if (!p)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
@@ -148,6 +167,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
         status = cache_validate(p);
     if (!status)
         status = dkv_validate(p);
+    if (!status)
+        status = splits_validate(p);
     return status ? status : sinks_validate(p);
 }
 
@@ -404,8 +425,16 @@ static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct a
     return t->dbias ? resolve_dbias(t, p, a) : FDM_OK;
 }
 
+static int32_t in_32_bits(int64_t value) {
+    return (int32_t)(value < INT32_MIN ? INT32_MIN : value > INT32_MAX ? INT32_MAX : value);
+}
+
 static void apply_options(const fdm_options *o, fdm_problem *p) {
+    const int forward = p->pass == FDM_FORWARD;
     FDM_PROBLEM_FIELDS(NOTHING, FROM_OPTIONS)
+    p->invariance = forward ? in_32_bits(o->invariance) : 0;
+    p->num_splits = forward ? in_32_bits(o->num_splits) : 0;
+    p->split_keys = forward ? in_32_bits(o->split_keys) : 0;
     if (!o->has_softmax_scale)
         p->softmax_scale = p->head_dim > 0 ? 1.0 / sqrt((double)p->head_dim) : 1.0;
     p->causal = p->causal != 0;

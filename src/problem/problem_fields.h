@@ -95,6 +95,9 @@ enum field_rule {
     X(rotary_interleaved, FIELD_INT32, 0, SAME_CACHE)      \
     X(dkv_float32, FIELD_INT32, 0, SAME_OUTPUTS)           \
     O(add_dkv, FIELD_INT32, 0, OF_PLAN)                    \
+    O(invariance, FIELD_INT32, 0, OF_PLAN)                 \
+    O(num_splits, FIELD_INT32, 0, OF_PLAN)                 \
+    O(split_keys, FIELD_INT32, 0, OF_PLAN)                 \
     X(aligned, FIELD_INT32, 1, FACT_ALIGNED)               \
     X(scores_aligned, FIELD_INT32, 1, FACT_SCORES_ALIGNED) \
     X(q_mappable, FIELD_INT32, 1, FACT_Q_MAPPABLE)         \

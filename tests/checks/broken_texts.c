@@ -18,6 +18,16 @@ static const struct fault {
     const char *file, *words, *instead; /* what stands there, and the fault */
     const char *arguments[ARGUMENTS_MAX];
 } faults[] = {
+    {"splits as many as the longest sequence has",
+     "families/mma/decode/mma_decode.cu",
+     "mma_decode_parts(keys, at.seqlen_q * a.group)",
+     "a.num_splits",
+     {"invariance", "--repeat", "1", "--seed", "3"}},
+    {"maxima raised by a vote of rows",
+     "families/mma/forward/mma_forward.cu",
+     "bool careful = !OPTIMISTIC || !settled || FAST_PATH;",
+     "bool careful = !settled || FAST_PATH;",
+     {"invariance", "--repeat", "5", "--seed", "4"}},
     {"a page read past its length",
      "gpu/cache.cuh",
      "(int)min(before + added, room)",

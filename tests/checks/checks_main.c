@@ -14,6 +14,8 @@ static const struct subject subjects[] = {
      "kernel emulate cuda seed repeat right seconds ways rotate threads until-wrong launches json", serving_checks},
     {"cache", "fdm_cache_append(), and one plan for lists that change, on a device against the CPU",
      "kernel " MASK_OPTIONS, cache_checks},
+    {"invariance", "one sequence in calls that differ in all else: the same bits, on a device or the CPU", MASK_OPTIONS,
+     invariance_checks},
     {"cases", "every kernel on a list of named problems, against the float64 reference",
      "kernel group emulate cuda seed repeat share rotate until-wrong launches", cases_checks},
     {"broken", "faults planted in kernels are found", "group emulate repeat", broken_checks},

@@ -9,6 +9,8 @@ int attention_checks(const struct options *options);
 int serving_checks(const struct options *options);
 /* Appending to a cache by itself, and one plan for all lengths. */
 int cache_checks(const struct options *options);
+/* Bits that do not depend on the rest of a call. */
+int invariance_checks(const struct options *options);
 int cases_checks(const struct options *options);
 /* Kernels of the CPU with a fault, or with --emulate texts of CUDA kernels with one: 0 when every fault was found. */
 int broken_checks(const struct options *options);

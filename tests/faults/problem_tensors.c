@@ -201,6 +201,9 @@ const struct problem_field problem_fields[] = {
     FIELD(row_interval_batch, FIELD_OF_TENSORS),
     FIELD(row_interval_heads, FIELD_OF_TENSORS),
     FIELD(row_ranges, FIELD_OF_TENSORS),
+    FIELD(invariance, FIELD_OF_PLAN),
+    FIELD(num_splits, FIELD_OF_PLAN),
+    FIELD(split_keys, FIELD_OF_PLAN),
     FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];

@@ -117,7 +117,7 @@ def plan(**changed: object) -> bytes:
     fields.update({"lse_without_sink": 0, "has_seqused_q": 0, "has_seqused_k": 0, "has_cache": 0, "page_size": 0})
     fields.update({"num_pages": 0, "max_pages": 0, "ragged_pages": 0, "has_first_key": 0, "has_cache_row": 0})
     fields.update({"new_rows": 0, "rotary_dim": 0, "rotary_interleaved": 0, "dkv_float32": 0, "add_dkv": 0, "aligned": 1, "scores_aligned": 1})
-    fields.update({"q_mappable": 1, "keys_mappable": 1, "scores_mappable": 1})
+    fields.update({"invariance": 0, "num_splits": 0, "split_keys": 0, "q_mappable": 1, "keys_mappable": 1, "scores_mappable": 1})
     fields.update(changed)
     return json.dumps(fields).encode()
 

@@ -74,6 +74,48 @@ def lengths_of(lengths: Any) -> np.ndarray:
     return np.array(lengths, np.int32)
 
 
+# ---- equal bits ----------------------------------------------------------------------------------------------------
+
+
+def test_levels_of_equal_bits_and_splits() -> None:
+    """fdm-checks invariance draws such calls in C; here the arguments reach it."""
+    rng, room = rng_of(2), 4096
+    k, v, q = normal(rng, 3, room, HEADS_KV, DIM), normal(rng, 3, room, HEADS_KV, DIM_V), normal(rng, 3, 8, HEADS, DIM)
+    lengths = lengths_of([3000, 70, 4096])
+
+    def call(rows: slice, batch: int = 3, used: np.ndarray = lengths, **options: Any) -> np.ndarray:
+        which = slice(batch)
+        return flash_dmattn_with_kvcache_func(
+            q[which, rows], k[which], v[which], cache_seqlens=used[which], **options
+        )  # fmt: skip
+
+    one, every = slice(7, 8), slice(0, 8)
+    alone = call(one, batch=1, invariance=1, max_seqlen_k=3000)
+    assert (call(one, invariance=1)[:1] == alone).all()
+    split = {n: call(one, num_splits=n) for n in (1, 4)}
+    assert (split[1] != split[4]).any()
+    np.testing.assert_allclose(split[1], split[4], atol=1e-5)
+    assert (call(one, split_keys=room) == split[1]).all() and (call(one, split_keys=1024) != split[1]).any()
+    whole, parts = call(every, invariance=2), [call(slice(n, n + 1), used=lengths - 7 + n, invariance=2) for n in range(8)]
+    assert (np.concatenate(parts, 1) == whole).all()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"invariance": 3}, "invariance is 3; it must be 0, 1 or 2"),
+        ({"num_splits": -1}, "num_splits is -1"),
+        ({"split_keys": 100}, "split_keys 100; they are at least 0, split_keys is a multiple of 64"),
+        ({"num_splits": 2, "split_keys": 64}, "only one of them is above 0"),
+        ({"invariance": 2, "num_splits": 2}, "beside invariance 2, which splits no keys"),
+    ],
+)
+def test_wrong_levels_and_splits(options: Dict[str, int], sentence: str) -> None:
+    cache = np.zeros((1, 64, 1, 8), np.float32)
+    with pytest.raises(ValueError, match=sentence):
+        flash_dmattn_with_kvcache_func(cache[:, :1], cache, cache, **options)
+
+
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 

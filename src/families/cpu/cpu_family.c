@@ -45,8 +45,8 @@ static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kerne
                            int32_t *block_n) {
     enum { ITEMS_WANTED = 8 };
     const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv), columns = p->batch * p->heads_kv;
-    *block_m = CPU_BLOCK_LANES_MAX;
-    while (*block_m > CPU_LANES && (lanes + *block_m - 1) / *block_m * columns < ITEMS_WANTED)
+    *block_m = p->invariance ? 2 * CPU_LANES : CPU_BLOCK_LANES_MAX; /* beside invariance, of any batch */
+    while (!p->invariance && *block_m > CPU_LANES && (lanes + *block_m - 1) / *block_m * columns < ITEMS_WANTED)
         *block_m /= 2;
     const int bias_of_pairs = p->has_bias && p->bias_shape[2] > 1;
     *block_n = bias_of_pairs ? 256 : p->dtype == FDM_BFLOAT16 && kernels->weights_bytes(64) > 0 ? 128 : 64;
@@ -109,7 +109,10 @@ static const char *refusal(const struct algorithm *a, enum cpu_isa isa, const fd
     if (!(kernels->dtypes >> p->dtype & 1) || !a->takes_tables(kernels))
         return "it does not take this dtype and pass";
     if (!a->suits(p))
-        return "it has too many query rows per KV head for it";
+        return p->invariance == FDM_INVARIANCE_SCHEDULE ? "it splits keys, which invariance 2 does not allow"
+                                                        : "it has too many query rows per KV head for it";
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE && p->window_left >= 0 && kernels->key_multiple > 1)
+        return "it takes neighbouring keys together, from wherever a window begins";
     return NULL;
 }
 
@@ -120,6 +123,10 @@ static const char *problem_refusal(const fdm_problem *p) {
         return "head dims are at most 256";
     if (p->seqlen_q > INT32_MAX || p->seqlen_k > INT32_MAX)
         return "sequences are shorter than 2^31";
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE &&
+        (p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals))
+        return "keys that masks, biases or intervals hide are left out by blocks of rows, which invariance 2 does not "
+               "allow";
     return NULL;
 }
 
@@ -187,6 +194,8 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa highes
 /* Below amx the processor is Intel's, whose bfloat16 dot product is slower than its float32 FMA. A head of less than a
  * few AMX tiles (16 rows x 16 keys x 32) is done before their packing is. */
 static int worth_trying(enum cpu_isa isa, enum cpu_isa best, const fdm_problem *p) {
+    if (p->invariance) /* sizes of others do not count */
+        return isa != CPU_ISA_AVX512_BF16 || best != CPU_ISA_AMX;
     double num_rows = (double)p->seqlen_q * (double)p->heads / (double)p->heads_kv;
     if (isa == CPU_ISA_AMX && num_rows * (double)p->seqlen_k * (double)p->head_dim < 4 * 16 * 16 * 32)
         return 0;

@@ -1,7 +1,7 @@
 /* decode.c: the forward pass for few query rows and many keys ("flash decoding", split along the keys).
  *
- * The keys of each sequence are cut into chunks, whose length depends on the problem alone, so that results do not
- * depend on threads. An item is one chunk for some neighbouring KV heads: where the heads of a key lie side by side in
+ * The keys of each sequence are cut into chunks, whose length depends on the problem alone, or as options say on the
+ * sequence, so that results do not depend on threads. An item is one chunk for some neighbouring KV heads: where the heads of a key lie side by side in
  * memory (bshd), walking blocks of keys outside and heads inside reads memory in order, which is worth 40 % of the
  * bandwidth. Each (chunk, KV head) leaves a partial result in the workspace: maximum, sum and unnormalised output of
  * its rows. Whoever finishes the last chunk of a KV head combines them, in the order of the chunks. */
@@ -24,12 +24,14 @@ enum {
     AHEAD_BYTES = 128 << 10, /* of K and V, read while the block before is computed; both fit half of a second cache */
     BLOCK_KEYS_MIN = 16,
     PARTIALS_WANTED = 256, /* (KV head, chunk) pairs that keep any machine busy */
+    PART_KEYS = 1024,      /* beside invariance: keys of a chunk, or more where they would be more chunks than these */
+    PARTS_MAX = 32,
     CACHE_LINE_FLOATS = 16,
 };
 
 /* How the workspace is divided; a function of problem, table and threads. */
 struct decode_layout {
-    int64_t chunk_keys, num_chunks;
+    int64_t num_chunks;     /* of a sequence at most */
     int64_t rows;           /* query rows per KV head, as padded for the steps */
     int64_t acc_row;        /* floats */
     int64_t partial_floats; /* max [rows], sum [rows], acc [rows][acc_row] */
@@ -84,7 +86,7 @@ static const struct cpu_kernels *kernels_of(const fdm_problem *problem, const fd
 }
 
 int cpu_decode_suits(const fdm_problem *problem) {
-    return problem->pass == FDM_FORWARD && problem->dtype != FDM_FLOAT64 && problem->heads_kv > 0 &&
+    return problem->pass == FDM_FORWARD && problem->invariance < FDM_INVARIANCE_SCHEDULE && problem->dtype != FDM_FLOAT64 && problem->heads_kv > 0 &&
            problem->seqlen_q * (problem->heads / problem->heads_kv) <= ROWS_MAX;
 }
 
@@ -103,13 +105,39 @@ static int64_t padded_rows(int64_t rows, int32_t most) {
     return padded;
 }
 
+/* Chunks that options ask for, of a sequence of so many keys. */
+static int64_t wanted_chunks(const fdm_problem *problem, int64_t seqlen_k) {
+    const int64_t chunks = problem->num_splits ? problem->num_splits
+                                               : smaller((seqlen_k + PART_KEYS - 1) / PART_KEYS, PARTS_MAX);
+    return chunks > 1 ? chunks : 1;
+}
+/* Keys of a chunk of such a sequence. */
+static int64_t chunk_keys_of(const fdm_problem *problem, int64_t seqlen_k) {
+    const int64_t pairs = problem->batch * problem->heads_kv;
+    const int64_t chunks = pairs > 0 ? (PARTIALS_WANTED + pairs - 1) / pairs : 1;
+    if (problem->split_keys)
+        return problem->split_keys;
+    if (problem_fixes_splits(problem))
+        return round_up((seqlen_k - 1) / wanted_chunks(problem, seqlen_k) + 1, VARIED_KEYS);
+    return smaller(round_up(problem->seqlen_k / chunks + 1, VARIED_KEYS), CHUNK_KEYS_MAX);
+}
+static int64_t chunks_of_length(const fdm_problem *problem, int64_t seqlen_k) {
+    const int64_t keys = chunk_keys_of(problem, seqlen_k);
+    return seqlen_k > 0 ? (seqlen_k + keys - 1) / keys : 1;
+}
+/* The most that a sequence has. A longer one may have fewer, since chunks are rounded. */
+static int64_t chunks_at_most(const fdm_problem *problem) {
+    if (!problem_fixes_splits(problem) || problem->split_keys)
+        return chunks_of_length(problem, problem->seqlen_k);
+    const int64_t rounded = (problem->seqlen_k + VARIED_KEYS - 1) / VARIED_KEYS;
+    return smaller(wanted_chunks(problem, problem->seqlen_k), rounded > 1 ? rounded : 1);
+}
+
 static struct decode_layout make_layout(const fdm_problem *problem, const struct decode_kernels *kernels,
                                         int32_t num_threads) {
     struct decode_layout layout = {0};
     int64_t pairs = problem->batch * problem->heads_kv;
-    int64_t chunks = pairs > 0 ? (PARTIALS_WANTED + pairs - 1) / pairs : 1;
-    layout.chunk_keys = smaller(round_up(problem->seqlen_k / chunks + 1, VARIED_KEYS), CHUNK_KEYS_MAX);
-    layout.num_chunks = problem->seqlen_k > 0 ? (problem->seqlen_k + layout.chunk_keys - 1) / layout.chunk_keys : 1;
+    layout.num_chunks = chunks_at_most(problem);
     int64_t group = problem->heads_kv > 0 ? problem->heads / problem->heads_kv : 1;
     layout.rows = padded_rows(problem->seqlen_q * group, kernels->max_rows);
     layout.acc_row = round_up(problem->head_dim_v, DECODE_LANES_MAX);
@@ -142,8 +170,7 @@ static atomic_int *pending_of(const struct decode_job *job, int64_t batch, int64
 
 /* Chunks of a sequence: at least one, so that somebody writes the rows of a sequence without keys. */
 static int64_t chunks_of(const struct decode_job *job, const struct sequence *sequence) {
-    int64_t chunks = (sequence->seqlen_k + job->layout.chunk_keys - 1) / job->layout.chunk_keys;
-    return chunks > 0 ? chunks : 1;
+    return chunks_of_length(job->problem, sequence->seqlen_k);
 }
 
 /* ---- rows and what they see ---- */
@@ -422,8 +449,9 @@ static struct decode_item item_of(const struct decode_job *job, int64_t index) {
                                .first_head = index % groups * job->heads_per_item};
     item.last_head = smaller(item.first_head + job->heads_per_item, job->problem->heads_kv);
     item.sequence = attention_sequence(job->attention, item.batch);
-    item.first_key = smaller(item.chunk * layout->chunk_keys, item.sequence.seqlen_k);
-    item.last_key = smaller(item.first_key + layout->chunk_keys, item.sequence.seqlen_k);
+    const int64_t keys = chunk_keys_of(job->problem, item.sequence.seqlen_k);
+    item.first_key = smaller(item.chunk * keys, item.sequence.seqlen_k);
+    item.last_key = smaller(item.first_key + keys, item.sequence.seqlen_k);
     return item;
 }
 
@@ -539,7 +567,7 @@ static int64_t choose_heads_per_item(const struct decode_job *job, int32_t num_t
 /* A power of two. It decides the result's last bits, so it does not depend on threads. */
 static int64_t choose_block_keys(const struct attention *attention) {
     const fdm_problem *p = attention->problem;
-    int64_t heads = heads_are_interleaved(attention) ? p->heads_kv : 1, keys = DECODE_KEYS;
+    int64_t heads = p->invariance || heads_are_interleaved(attention) ? p->heads_kv : 1, keys = DECODE_KEYS;
     int64_t key_bytes = heads * (p->head_dim + p->head_dim_v) * fdm_dtype_bytes(p->dtype);
     while (keys > BLOCK_KEYS_MIN && keys * key_bytes > AHEAD_BYTES)
         keys /= 2;

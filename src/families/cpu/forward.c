@@ -202,11 +202,13 @@ struct strip {
 enum { STRIP_KEYS = 16, STRIP_LANES = 16, STRIPS_MAX = CPU_BLOCK_KEYS_MAX / STRIP_KEYS };
 
 /* Cuts the tile of a panel into strips, dropping groups that nobody sees: half of a causal diagonal's tile. Only
- * float32 operands can be entered in the middle; others, and tiles that are seen whole, are one strip. */
+ * float32 operands can be entered in the middle; others, tiles that are seen whole, and those whose bits may not depend
+ * on what other lanes see, are one strip. */
 static int32_t cut_strips(const struct forward_call *call, const struct forward_thread *thread, int32_t panel,
                           struct strip strips[STRIPS_MAX]) {
     const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
-    if (thread->keys.state[panel] == PANEL_FULL || thread->weights) {
+    const int whole = call->attention->problem->invariance == FDM_INVARIANCE_SCHEDULE;
+    if (thread->keys.state[panel] == PANEL_FULL || thread->weights || whole) {
         strips[0] = (struct strip){0, keys, 0, lanes};
         return 1;
     }

@@ -387,6 +387,8 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
 static void take_range(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;
     int64_t first = walk->next, last = lower(walk->last, first + walk->block_keys);
+    if (block->attention->problem->invariance == FDM_INVARIANCE_SCHEDULE) /* wherever the first row's keys begin */
+        last = lower(walk->last, (first / walk->block_keys + 1) * walk->block_keys);
     keys->num_keys = (int32_t)(last - first);
     for (int32_t k = 0; k < keys->num_keys; k++)
         keys->key[k] = (int32_t)(first + k);

@@ -3,6 +3,7 @@ use super::*;
 pub type fdm_status = c_int;
 pub type fdm_dtype = c_int;
 pub type fdm_tune_wish = c_int;
+pub type fdm_invariance = c_int;
 pub type fdm_pass = c_int;
 pub type fdm_memory_tier = c_int;
 pub type fdm_tune_state = c_int;
@@ -34,6 +35,9 @@ pub const FDM_TUNE_DEFAULT: fdm_tune_wish = 0;
 pub const FDM_TUNE_MEASURE: fdm_tune_wish = 1;
 pub const FDM_TUNE_RULES: fdm_tune_wish = 2;
 pub const FDM_TUNE_PREDICT: fdm_tune_wish = 3;
+pub const FDM_INVARIANCE_NONE: fdm_invariance = 0;
+pub const FDM_INVARIANCE_BATCH: fdm_invariance = 1;
+pub const FDM_INVARIANCE_SCHEDULE: fdm_invariance = 2;
 pub const FDM_FORWARD: fdm_pass = 0;
 pub const FDM_BACKWARD: fdm_pass = 1;
 pub const FDM_MEMORY_LOW: fdm_memory_tier = 0;
@@ -162,6 +166,9 @@ pub struct fdm_options {
     pub tune: i64,
     pub add_dkv: i64,
     pub sm_margin: i64,
+    pub invariance: i64,
+    pub num_splits: i64,
+    pub split_keys: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -255,7 +262,10 @@ pub struct fdm_problem {
     pub row_interval_batch: i64,
     pub row_interval_heads: i64,
     pub row_ranges: i32,
-    pub reserved: [i32; 7],
+    pub invariance: i32,
+    pub num_splits: i32,
+    pub split_keys: i32,
+    pub reserved: [i32; 4],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

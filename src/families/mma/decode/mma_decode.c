@@ -89,10 +89,21 @@ static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct til
     return merged_blocks_fit(device, p, t, stages, MMA_MERGE_WORKSPACE, blocks);
 }
 
+/* Where a row's bits may not depend on how many rows others have: 16 or 32 rows, by warps that each have the same keys
+ * of a tile. */
+static struct tile invariant_tile(const fdm_device *device, const fdm_problem *p) {
+    const struct tile wide = {64, 8, 2}, narrow = {32, 4, 2};
+    if (!is_tile(p, wide) || !blocks_fit(device, p, wide, 2, 1))
+        return narrow;
+    return packed_rows(p) <= 16 ? (struct tile){64, 4, 1} : wide;
+}
+
 /* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit;
  * eight warps where not each has keys of its own. */
 static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
     struct tile t = {64, 4, 1};
+    if (p->invariance)
+        return invariant_tile(device, p);
     for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
         const int32_t least = t.block_n == 32 && share_of(p) == 1 ? 2 : 1;
         t.row_groups = least;
@@ -147,6 +158,39 @@ static int32_t blocks_of(const fdm_device *device, const fdm_problem *p, struct 
 
 /* ---- choice ---- */
 
+/* Keys that the rows of a KV head can see at most. */
+static int64_t visible_keys(const fdm_problem *p) {
+    const int64_t right = p->causal ? 0 : p->window_right;
+    if (p->window_left < 0 || right < 0 || p->window_left >= p->seqlen_k || right >= p->seqlen_k)
+        return p->seqlen_k;
+    const int64_t keys = p->seqlen_q + p->window_left + right;
+    return keys < p->seqlen_k ? keys : p->seqlen_k;
+}
+
+/* Splits that the options ask for, of the longest sequence; 0: as many as suit the device. */
+static int64_t given_splits(const fdm_problem *p) {
+    const int64_t keys = visible_keys(p);
+    return p->num_splits   ? p->num_splits
+           : p->split_keys ? (keys > p->split_keys ? gpu_ceil_div(keys, p->split_keys) : 1)
+           : p->invariance ? mma_decode_parts(keys, 1)
+                           : 0;
+}
+static int32_t split_rule(const fdm_problem *p) {
+    return p->split_keys                     ? p->split_keys
+           : p->invariance && !p->num_splits ? MMA_PARTS_BY_LENGTH
+                                             : MMA_PARTS_EQUAL;
+}
+
+/* Why it cannot have what the options say of splits. */
+static const char *splits_refusal(const fdm_problem *p) {
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE)
+        return "its warps split keys, which invariance 2 does not allow";
+    if ((p->invariance || p->split_keys) && lists_keys(p))
+        return "splits take turns at the keys that a mask, a bias or intervals leave, which neither invariance nor "
+               "split_keys allow";
+    return given_splits(p) > GPU_SPLITS_MAX ? "keys are split into at most 128 parts" : NULL;
+}
+
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const int64_t chunk = 16 / element_bytes(p);
     if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % chunk || p->head_dim_v % chunk)
@@ -154,6 +198,9 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
                              : "head dims are multiples of 8 and at most 256";
     if (packed_rows(p) > ROWS_MAX)
         return "query rows times the heads of a group are at most 256";
+    const char *splits = splits_refusal(p);
+    if (splits)
+        return splits;
     const struct tile t = tile_of(device, p);
     if (!blocks_fit(device, p, t, 2, 1)) {
         snprintf(text, size, "its ring needs %d KB of shared memory, the device has %lld KB",
@@ -163,15 +210,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if ((double)splits_rows(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * GPU_SPLITS_MAX >= INT32_MAX)
         return "rows of all heads are fewer than 2^31, blocks of KV heads than 2^24";
     return NULL;
-}
-
-/* Keys that the rows of a KV head can see at most. */
-static int64_t visible_keys(const fdm_problem *p) {
-    const int64_t right = p->causal ? 0 : p->window_right;
-    if (p->window_left < 0 || right < 0 || p->window_left >= p->seqlen_k || right >= p->seqlen_k)
-        return p->seqlen_k;
-    const int64_t keys = p->seqlen_q + p->window_left + right;
-    return keys < p->seqlen_k ? keys : p->seqlen_k;
 }
 
 static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages) {
@@ -202,8 +240,12 @@ static int64_t keys_min(const fdm_device *device, const fdm_problem *p) {
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    if (p->has_cache && is_float32(p)) /* no other kernel takes it */
+    if (is_float32(p) && (p->has_cache || p->invariance)) /* no other kernel takes it */
         return NULL;
+    if (p->num_splits > 1 || p->split_keys)
+        return NULL;
+    if (p->invariance) /* batch and bounds do not count */
+        return packed_rows(p) <= MMA_DECODE_PARTS_ROWS ? NULL : "beside invariance at most 64 rows of a KV head suit it";
     if (p->seqlen_k < keys_min(device, p))
         return "other kernels suit it better";
     return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
@@ -246,8 +288,10 @@ static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t mer
  * look for keys, eight splits in clusters took 202 us where without they take 134 (an H200). */
 static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t splits) {
     const int64_t blocks = blocks_of_keys(p, t) * splits, of_one = (blocks + device->num_sms - 1) / device->num_sms;
-    if (splits == 1)
+    if (splits == 1 && !p->invariance)
         return MMA_MERGE_NONE;
+    if (p->invariance)
+        return MMA_MERGE_WORKSPACE;
     const int64_t blocks_max = lists_keys(p) && stages > 1 ? 1 : of_one;
     return has_clusters(device) && splits <= MMA_DECODE_CLUSTER_MAX(stages) && of_one <= blocks_max &&
                    merged_blocks_fit(device, p, t, stages, MMA_MERGE_CLUSTER, of_one)
@@ -277,8 +321,10 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                            (long long)blocks, plan->block_m);
     used +=
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
-                 "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stage%s of %d keys (%lld KB)",
-                 plan->parameters[SPLITS], device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
+                 "; %d splits of the keys %s %d multiprocessors with %lld KV heads; %d stage%s of %d keys (%lld KB)",
+                 plan->parameters[SPLITS],
+                 problem_fixes_splits(p) ? "at most, as invariance, num_splits or split_keys say, are on" : "fill",
+                 device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
                  plan->stages == 1 ? "" : "s", plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
     if (plan->stages == 1)
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, ": all that a split reads, at once");
@@ -329,6 +375,8 @@ static int32_t stages_of_way(const fdm_device *device, const fdm_problem *p, con
 
 static int can_have(const fdm_device *device, const fdm_problem *p, const struct way *way) {
     struct tile single;
+    if (problem_fixes_splits(p) && (way->stages == 1 || way->times != 1))
+        return 0;
     if (way->stages == 1)
         return single_tile_of(device, p, &single);
     return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
@@ -350,8 +398,8 @@ static int is_crowded(const fdm_device *device, const fdm_problem *p, const stru
  * waves. */
 static struct way ring_of(const fdm_device *device, const fdm_problem *p) {
     struct way way = {.tile = tile_of(device, p)};
-    way.splits = splits_of(device, p, way.tile);
-    way.times = times_of(device, p, way.tile, way.splits);
+    way.splits = given_splits(p) ? (int32_t)given_splits(p) : splits_of(device, p, way.tile);
+    way.times = given_splits(p) ? 1 : times_of(device, p, way.tile, way.splits);
     way.stages = stages_of_way(device, p, &way, ONE_WAVE_FLIGHT_BYTES);
     return way;
 }
@@ -399,7 +447,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     enum { DEPTHS = STAGES_MAX, TIMES = 5 }; /* 1 to 4 stages; 1, 2, 4, 8, 16 times the splits */
     const struct way ring = ring_of(device, p), waves = in_waves(device, p, ring);
     struct way single = {.stages = 1, .times = 1}, rules;
-    if (single_tile_of(device, p, &single.tile)) {
+    if (problem_fixes_splits(p)) {
+        rules = ring;
+    } else if (single_tile_of(device, p, &single.tile)) {
         single.splits = single_splits(p, single.tile);
         rules = single;
     } else
@@ -428,8 +478,10 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
                                : merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages)
                                                             : GPU_SPLITS_MAX;
     const int can_order = p->has_mask && !p->varlen && stages > 1 && p->batch <= MMA_DECODE_ORDERED_MAX;
+    const int as_given = !given_splits(p) || splits == given_splits(p);
     const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
+           as_given &&
            (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) && stages >= 1 && stages <= STAGES_MAX &&
            plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
            (!plan->parameters[ORDERED] || (plan->parameters[ORDERED] == 1 && can_order)) &&
@@ -446,7 +498,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     GPU_ADD_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
                       .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups, .STAGES = stages,
                       .MASK_PER_ROW = mask_constant(p, stages), .INTERVALS_PER_ROW = intervals_constant(p, stages),
-                      .ORDERED = plan->parameters[ORDERED], .MERGE = merge);
+                      .ORDERED = plan->parameters[ORDERED], .MERGE = merge, .SPLIT_RULE = split_rule(p));
     requests[DECODE].file = "families/mma/decode/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);
@@ -499,7 +551,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
-    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE) &
+    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
+                 GPU_FEATURE_SPLITS) &
                 ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,

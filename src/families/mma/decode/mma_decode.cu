@@ -112,6 +112,7 @@ static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the keys");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "only a mask is looked at, whose keys are from 0 on");
+static_assert(SPLIT_RULE <= MMA_PARTS_BY_LENGTH || (SPLIT_RULE % BLOCK_N == 0 && !LISTED), "whole tiles");
 static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
 #include "families/mma/decode/mma_decode_list.cuh"
@@ -415,11 +416,17 @@ struct decoder {
         } else if (ONE_TILE) {
             first_key = at.low + at.split * BLOCK_N;
             count = max(min(at.high - first_key, BLOCK_N), 0);
+        } else if (SPLIT_RULE > MMA_PARTS_BY_LENGTH) {
+            const int64_t before = (int64_t)at.split * SPLIT_RULE; /* a split has whole tiles */
+            first_key = (int)min((int64_t)at.low + before, (int64_t)at.high);
+            count = (min(max(at.high - first_key, 0), SPLIT_RULE) + BLOCK_N - 1) / BLOCK_N * BLOCK_N;
         } else {
-            const int tiles = (max(at.high - at.low, 0) + BLOCK_N - 1) / BLOCK_N;
-            const int each = tiles / a.num_splits, more = tiles % a.num_splits;     /* the first splits have one more */
+            const int keys = max(at.high - at.low, 0), tiles = (keys + BLOCK_N - 1) / BLOCK_N;
+            const int splits =
+                SPLIT_RULE == MMA_PARTS_BY_LENGTH ? mma_decode_parts(keys, at.seqlen_q * a.group) : a.num_splits;
+            const int each = tiles / splits, more = tiles % splits;                 /* the first splits have one more */
             first_key = at.low + (at.split * each + min(at.split, more)) * BLOCK_N; /* none loads keys before it */
-            count = (each + (at.split < more)) * BLOCK_N;
+            count = at.split < splits ? (each + (at.split < more)) * BLOCK_N : 0;
         }
     }
     __device__ __forceinline__ bool has_tile(int t) const { return t * BLOCK_N < (LISTED ? l.listed : count); }
@@ -614,7 +621,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     if (d.at.num_rows <= 0)
         return;
     d.find_keys();
-    if (LISTED && MERGE == MMA_MERGE_WORKSPACE && d.l.listed == 0) {
+    if ((LISTED || SPLIT_RULE) && MERGE == MMA_MERGE_WORKSPACE && !d.has_tile(0)) {
         leave_nothing(a, d.at);
         return;
     }

@@ -16,7 +16,8 @@
     X(MASK_PER_ROW) /* MMA_DECODE_*: whether rows of a KV head see the same keys */                                    \
     X(INTERVALS_PER_ROW) /* MMA_DECODE_* */                                                                            \
     X(ORDERED)           /* sequences whose masks seem to show more keys come first */                                 \
-    X(MERGE)             /* MMA_MERGE_*: what becomes of the splits' results */
+    X(MERGE)             /* MMA_MERGE_*: what becomes of the splits' results */                                        \
+    X(SPLIT_RULE)        /* MMA_PARTS_*, or the keys of each split */
 
 /* What a plan holds for it (contract/family.h). */
 #define MMA_DECODE_PARAMETERS(X)                                                           \
@@ -34,6 +35,21 @@
 #define MMA_DECODE_EACH  2 /* rows differ: each looks at the keys listed for any */
 
 #define MMA_DECODE_ORDERED_MAX 32 /* sequences that ORDERED takes */
+
+/* SPLIT_RULE: the keys of a split. */
+#define MMA_PARTS_EQUAL     0 /* an equal share of the tiles */
+#define MMA_PARTS_BY_LENGTH 1 /* of as many as mma_decode_parts() says of the block's own sequence; others have none */
+
+/* How many splits the keys that rows see have, whatever else is in the call: of `rows` of a KV head. */
+#define MMA_DECODE_PART_KEYS    1024
+#define MMA_DECODE_PARTS_MAX    32
+#define MMA_DECODE_PARTS_ROWS   64 /* more rows have one */
+GPU_INLINE int32_t mma_decode_parts(int64_t keys, int64_t rows) {
+    const int64_t parts = (keys + MMA_DECODE_PART_KEYS - 1) / MMA_DECODE_PART_KEYS;
+    return rows > MMA_DECODE_PARTS_ROWS || parts < 1 ? 1
+           : parts > MMA_DECODE_PARTS_MAX            ? MMA_DECODE_PARTS_MAX
+                                                     : (int32_t)parts;
+}
 
 /* How the results of splits are merged. */
 #define MMA_MERGE_NONE      0 /* there is one split */

@@ -77,9 +77,14 @@ static enum scoring scoring_of(const fdm_problem *p) {
     return rows ? ROWS : gpu_lists_keys(p) ? LISTED : BARE;
 }
 
+/* A problem whose bits are to be those of others has the tile of the one that asks most: a packed one on a cache in
+ * pages. */
+static int is_cached(const fdm_problem *p) { return p->has_cache || p->invariance; }
+static int is_paged(const fdm_problem *p) { return gpu_cache_constant(p) == GPU_CACHE_PAGES || p->invariance; }
+
 /* A bias in a list takes the registers of two. */
 static int32_t extras_of(const fdm_problem *p) {
-    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || p->has_cache);
+    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || is_cached(p));
 }
 
 /* Mask and bias rows are copied to shared memory beside the keys. */
@@ -95,7 +100,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
                          ? 0
                          : gpu_mask_rows(p) + (gpu_bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
     return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, padded(p->head_dim), padded(p->head_dim_v),
-                                    lists, staged, gpu_cache_constant(p) == GPU_CACHE_PAGES);
+                                    lists, staged, is_paged(p));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -106,9 +111,10 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
     const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
     const int32_t own = device->compute_major * 10 + device->compute_minor;
     const int arch =
-        (!t->arch_max || own <= t->arch_max) && (!p->has_cache || !t->cache_arch_max || own <= t->cache_arch_max);
+        (!t->arch_max || own <= t->arch_max) && (!is_cached(p) || !t->cache_arch_max || own <= t->cache_arch_max);
+    const int64_t seqlen_k = p->invariance ? 0 : p->seqlen_k; /* a bound of others may be shorter */
     return dims && scored && arch && (gpu_bounded(p) ? t->windowed != 0 : t->windowed != 2) &&
-           extras_of(p) <= t->extras_max && p->seqlen_k >= t->seqlen_k_min &&
+           extras_of(p) <= t->extras_max && seqlen_k >= t->seqlen_k_min &&
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
@@ -121,6 +127,11 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
+    if (p->num_splits > 1 || p->split_keys)
+        return "it does not split keys";
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE && gpu_lists_keys(p))
+        return "keys that a mask, a bias or intervals hide from all rows are left out by blocks of rows, which "
+               "invariance 2 does not allow";
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
@@ -185,7 +196,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     GPU_ADD_CONSTANTS(request, MMA_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPS = t->warps, .ROW_TILES = t->row_tiles,
                       .BLOCK_N = t->block_n, .STAGES = t->stages, .MIN_BLOCKS = t->blocks,
-                      .Q_IN_REGISTERS = t->q_in_registers, .OPTIMISTIC = t->optimistic, .REDO = gpu_hides_pairs(p));
+                      .Q_IN_REGISTERS = t->q_in_registers, .OPTIMISTIC = t->optimistic && p->invariance < FDM_INVARIANCE_SCHEDULE, .REDO = gpu_hides_pairs(p));
     request->file = "families/mma/forward/mma_forward.cu";
     request->entry = "mma_forward";
     request->shared_bytes = shared_bytes(t, p);
@@ -229,7 +240,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
+                GPU_FEATURE_SPLITS,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -17,7 +17,7 @@
     X(STAGES)         /* tiles of K and V in flight: 2 or more */                                         \
     X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                \
     X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                             \
-    X(OPTIMISTIC)     /* 1: P is made with the maxima of the tiles before, and made again if they grew */ \
+    X(OPTIMISTIC) /* 1: P is made with the maxima of the tiles before, and again where a row of the warp outgrew */ \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (contract/family.h). */
