@@ -209,6 +209,10 @@ typedef struct fdm_cache {
  *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
  *     row_start, row_end             [B|1, H|Hkv|1, n, Sq]           int32; row i sees keys start <= j < end of one
  *                                                                    of its n ranges, n from 1 to 4. CPU only
+ *     block_mask                     [B|1, H|Hkv|1, Sq/b, Sk/b]      bool, true = the b rows and b keys of a block see
+ *                                                                    each other, as far as the other masks say. Axes
+ *                                                                    are rounded up; their extents say whether b is 64
+ *                                                                    or 128. CPU only
  *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
  *
  * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
@@ -225,6 +229,7 @@ typedef struct fdm_cache {
  *     mask, bias                     [B|1, H|Hkv|1, max_seqlen_q|1, max_seqlen_k|1]    indices within the sequence
  *     interval_start, interval_end   [H|Hkv|1, total_k]                                rows within the sequence
  *     row_start, row_end             [H|Hkv|1, n, total_q]                             keys within the sequence
+ *     block_mask                     [B|1, H|Hkv|1, max_seqlen_q/b, max_seqlen_k/b]    blocks within the sequence
  *
  * cu_seqlens begin with 0 or above, never fall, and end with at most total_q and total_k; no sequence is longer than
  * max_seqlen_q or max_seqlen_k.
@@ -270,6 +275,7 @@ typedef struct fdm_tensors {
     const fdm_tensor *seqused_q, *seqused_k;
     const fdm_cache *cache; /* forward; NULL: k and v are the call's own */
     const fdm_tensor *row_start, *row_end;
+    const fdm_tensor *block_mask;
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -437,7 +443,9 @@ typedef struct fdm_problem {
     int64_t row_interval_batch, row_interval_heads; /* extents, 1 = broadcast */
     int32_t row_ranges;                             /* of a row: n of [B, h, n, Sq] */
     int32_t invariance, num_splits, split_keys;     /* as in fdm_options; 0 in a backward */
-    int32_t reserved[4];                            /* 0 */
+    int32_t block_mask_size;                        /* 64 or 128: rows and keys of its blocks; 0 = no block mask */
+    int32_t block_mask_batch, block_mask_heads;     /* extents, 1 = broadcast */
+    int32_t reserved[1];                            /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -775,6 +783,15 @@ FDM_API fdm_status fdm_intervals_to_mask(const fdm_tensor *start, const fdm_tens
  * bool, contiguous, written. One kernel on CUDA devices. */
 FDM_API fdm_status fdm_mask_blocks(const fdm_tensor *mask, int64_t block_q, int64_t block_k, fdm_tensor *blocks,
                                    void *stream);
+/* A block mask of lists: the row r of blocks holds blocks indices[b, h, r, 0 .. counts[b, h, r] - 1].
+ *
+ *     counts     [B, h, Q]       int32
+ *     indices    [B, h, Q, n]    int32; behind a row's count they may be anything
+ *     blocks     [B, h, Q, K]    bool, written
+ *
+ * A count above n, or an index outside of 0 .. K - 1, is an error. On the CPU only. */
+FDM_API fdm_status fdm_blocks_from_lists(const fdm_tensor *counts, const fdm_tensor *indices, fdm_tensor *blocks,
+                                         void *stream);
 /* The dense mask of flash-dmattn 1.2: each row keeps the `window` keys of largest bias, of equals the smaller index;
  * window 0 keeps those with a bias above 0. Unlike fdm_topk_intervals() it takes biases and masks with a row axis, and
  * knows of no order of rows: a causal mask is given as attention_mask.

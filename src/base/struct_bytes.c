@@ -11,7 +11,7 @@
     _Static_assert(offsetof(type, member) + sizeof(((type *)0)->member) == sizeof(type), \
                    #type " ends in padding, or not with its last member")
 ENDS_WITH(fdm_cache, rotary_start);
-ENDS_WITH(fdm_tensors, row_end);
+ENDS_WITH(fdm_tensors, block_mask);
 ENDS_WITH(fdm_append_tensors, stream);
 ENDS_WITH(fdm_options, split_keys);
 ENDS_WITH(fdm_merge_tensors, lse_low);

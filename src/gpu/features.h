@@ -56,6 +56,7 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
     X(BIAS_KEYS, "biases that query rows share", p->has_bias && !gpu_bias_rows(p))                                \
     X(INTERVALS, "key intervals", p->has_intervals)                                                               \
     X(ROW_INTERVALS, "row intervals", p->has_row_intervals)                                                       \
+    X(BLOCK_MASK, "block masks", p->block_mask_size)                                                              \
     X(VARLEN, "packed sequences", p->varlen)                                                                      \
     X(SOFTCAP, "softcap", p->softcap > 0)                                                                         \
     X(SINK, "learnable sinks", p->has_sink)                                                                       \
@@ -78,11 +79,11 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-    /* What a kernel takes as it takes rows and keys. Row intervals, lengths on the device, caches and rules for splits
-     * are not in it. */
-    GPU_EVERY_FEATURE =
-        ((1 << GPU_NUM_FEATURES) - 1) &
-        ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
+    /* What a kernel takes as it takes rows and keys. Row intervals, block masks, lengths on the device, caches and rules
+     * for splits are not in it. */
+    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) &
+                        ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK | GPU_FEATURE_SEQUSED |
+                          GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };
 
 /* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/struct_bytes.h"
+#include "problem/block_views.h"
 #include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/lengths.h"
@@ -159,6 +160,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
                            fdm_dtype_name(p->bias_dtype), fdm_dtype_name(p->dtype));
     if (!status)
         status = intervals_validate(p);
+    if (!status)
+        status = block_mask_validate(p);
     if (!status && p->needs_dbias && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
     if (!status && p->has_lse_low && !p->has_bias)
@@ -322,7 +325,7 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
 }
 
 /* The tensors of a call by name, those of every pass first. */
-enum { NUM_Q = 0, NUM_OF_FORWARD = 28, NUM_TENSORS = 35 };
+enum { NUM_Q = 0, NUM_OF_FORWARD = 29, NUM_TENSORS = 36 };
 static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
     static const fdm_cache none;
     const int32_t forward = pass == FDM_FORWARD, backward = !forward;
@@ -338,6 +341,7 @@ static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tenso
         {"interval_end", t->interval_end, 0, 0},
         {"row_start", t->row_start, 0, 0},
         {"row_end", t->row_end, 0, 0},
+        {"block_mask", t->block_mask, 0, 0},
         {"cu_seqlens_q", t->cu_seqlens_q, 0, 0},
         {"cu_seqlens_k", t->cu_seqlens_k, 0, 0},
         {"seqused_q", t->seqused_q, 0, 0},
@@ -486,7 +490,8 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
                   : (status = resolve_matrix(t->k, "k", TENSOR_INPUT, &p, k_shape, &a->k)) ||
                         (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v))) ||
         (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
-        (status = intervals_resolve(t, &p, a)) || (status = sinks_resolve(t, &p, a)) ||
+        (status = intervals_resolve(t, &p, a)) || (status = block_mask_resolve(t, &p, a)) ||
+        (status = sinks_resolve(t, &p, a)) ||
         (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
         (status = tensors_check_apart(all, pass == FDM_FORWARD ? NUM_OF_FORWARD : NUM_TENSORS)))
         return status;

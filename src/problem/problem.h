@@ -82,6 +82,7 @@ struct attention {
     struct score_view mask, bias, dbias;
     struct interval_view intervals;
     struct row_interval_view row_intervals;
+    struct score_view block_mask; /* rows and keys are blocks of problem->block_mask_size */
     struct sink_view sink, dsink;
     struct row_view lse, lse_low, dlse;
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense; cu_seqlens_k beside a cache, too */

@@ -71,6 +71,9 @@ enum field_rule {
     X(row_interval_batch, FIELD_INT64, 1, SAME_SCORES)     \
     X(row_interval_heads, FIELD_INT64, 1, SAME_SCORES)     \
     X(row_ranges, FIELD_INT32, 1, SAME_SCORES)             \
+    X(block_mask_size, FIELD_INT32, 0, SAME_SCORES)        \
+    X(block_mask_batch, FIELD_INT32, 1, SAME_SCORES)       \
+    X(block_mask_heads, FIELD_INT32, 1, SAME_SCORES)       \
     X(has_mask, FIELD_INT32, 0, SAME_SCORES)               \
     X(has_bias, FIELD_INT32, 0, SAME_SCORES)               \
     X(mask_shape, FIELD_SHAPE, FIELD_ONES, SAME_SCORES)    \

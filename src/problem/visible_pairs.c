@@ -1,6 +1,7 @@
 /* visible_pairs.c: visible pairs of a call, from intervals and ranges where there is no dense mask. */
 #include "base/error.h"
 #include "base/struct_bytes.h"
+#include "problem/block_views.h"
 #include "problem/interval_views.h"
 
 enum { BLOCK_KEYS = 64 };
@@ -55,8 +56,8 @@ static int64_t count_lengths(const char *mask, int64_t key_stride, const struct 
     return pairs;
 }
 
-/* Where row intervals are given: every pair by itself, of keys whose rows are known. */
-static int64_t count_rows(const struct attention *a, const struct sequence *s, int64_t b, int64_t h, int64_t j,
+/* Where row intervals or a block mask are given: every pair by itself, of keys whose rows are known. */
+static int64_t count_each(const struct attention *a, const struct sequence *s, int64_t b, int64_t h, int64_t j,
                           const struct row_range *ranges, int64_t count) {
     const struct score_view *mask = &a->mask;
     const char *bytes = a->problem->has_mask ? mask->data + b * mask->batch + h / mask->group * mask->head : NULL;
@@ -64,8 +65,8 @@ static int64_t count_rows(const struct attention *a, const struct sequence *s, i
     for (int64_t i = 0; i < s->seqlen_q; i++) {
         const struct row_ranges of_row = row_ranges_of(a, s, b, h, i);
         for (int64_t n = 0; n < count; n++)
-            pairs += ranges[n].first <= i && i < ranges[n].last && row_ranges_hold(&of_row, j + n) &&
-                     (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
+            pairs += ranges[n].first <= i && i < ranges[n].last && (!of_row.start || row_ranges_hold(&of_row, j + n)) &&
+                     block_mask_holds(a, b, h, i, j + n) && (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
     }
     return pairs;
 }
@@ -85,8 +86,8 @@ static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
         const char *block = NULL; /* the same for every row: a stride of 0, or no mask */
         if (a->problem->has_mask)
             block = mask->data + b * mask->batch + h / mask->group * mask->head + j * mask->key;
-        if (a->problem->has_row_intervals)
-            pairs += count_rows(a, &s, b, h, j, ranges, count);
+        if (a->problem->has_row_intervals || a->block_mask.data)
+            pairs += count_each(a, &s, b, h, j, ranges, count);
         else if (block && mask->row)
             pairs += count_set(block, mask->row, mask->key, ranges, count);
         else
@@ -113,6 +114,8 @@ fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tens
         shared = attention.intervals.group;
     if (described.has_row_intervals && attention.row_intervals.group < shared)
         shared = attention.row_intervals.group;
+    if (described.block_mask_size && attention.block_mask.group < shared)
+        shared = attention.block_mask.group;
     if (described.has_mask && attention.mask.group < shared)
         shared = attention.mask.group;
     *pairs = 0;

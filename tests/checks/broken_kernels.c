@@ -53,6 +53,36 @@ static void no_mask(struct trial *t, fdm_pass pass) {
     t->g[MASK].map = NULL;
 }
 
+/* The first block that is hidden, or seen, is called the other. */
+static void turn_block(struct trial *t, int seen) {
+    struct guarded *blocks = &t->g[BLOCKS];
+    const int64_t elements = blocks->map ? guarded_elements(blocks) : 0;
+    int64_t n = 0;
+    while (n < elements && (guarded_get(blocks, n) != 0) != seen)
+        n++;
+    if (n < elements)
+        guarded_set(blocks, n, !seen);
+}
+
+static void hidden_block_seen(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    turn_block(t, 0);
+}
+
+static void seen_block_hidden(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    turn_block(t, 1);
+}
+
+/* Keys of each block see what those of the block before do. */
+static void blocks_off_by_one(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    struct guarded *blocks = &t->g[BLOCKS];
+    for (int64_t n = blocks->map ? guarded_elements(blocks) - 1 : 0; n > 0; n--)
+        if (n % blocks->shape[3])
+            guarded_set(blocks, n, guarded_get(blocks, n - 1));
+}
+
 /* k is read one row late: what a wrong start of a tile does. */
 static void key_rows_shifted(struct trial *t, fdm_pass pass) {
     (void)pass;
@@ -319,6 +349,9 @@ static const struct fault {
     {"softcap ignored", softcap_ignored, NULL, FDM_FORWARD, 0},
     {"bias ignored", no_bias, NULL, FDM_FORWARD, 0},
     {"mask ignored", no_mask, NULL, FDM_BACKWARD, 0},
+    {"a hidden block seen", hidden_block_seen, NULL, FDM_FORWARD, 0},
+    {"a seen block hidden, backward", seen_block_hidden, NULL, FDM_BACKWARD, 0},
+    {"a block mask off by a block", blocks_off_by_one, NULL, FDM_FORWARD, 0},
     {"key rows shifted", key_rows_shifted, NULL, FDM_FORWARD, 0},
     {"wrong head of a group", wrong_gqa_head, NULL, FDM_FORWARD, 0},
     {"element not written", NULL, row_not_written, FDM_FORWARD, 0},

@@ -19,6 +19,7 @@
     X(END, "interval_end")          \
     X(ROW_START, "row_start")       \
     X(ROW_END, "row_end")           \
+    X(BLOCKS, "block_mask")         \
     X(CU_Q, "cu_seqlens_q")         \
     X(CU_K, "cu_seqlens_k")         \
     X(SINK, "sink")                 \
@@ -141,6 +142,7 @@ int trial_hides_many(const struct trial *trial);
 /* draw_intervals.c. documents: the key intervals are those of documents. */
 void draw_intervals(struct trial *trial, int documents);
 void draw_row_intervals(struct trial *trial);
+void draw_block_mask(struct trial *trial);
 /* The problem of a seed. */
 void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);
 /* The number-th of the named cases. */

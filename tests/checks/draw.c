@@ -420,10 +420,10 @@ static const char *described(const struct trial *t, enum role role, const char *
 }
 
 static void describe(struct trial *t, enum fill fill) {
-    char mask[80], bias[80], intervals[80], rows[24], sink[24];
+    char mask[80], bias[80], intervals[80], rows[24], blocks[24], sink[24];
     snprintf(
         t->text, sizeof t->text,
-        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s%s%s "
+        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s%s%s%s "
         "fill %d",
         fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
         (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
@@ -435,7 +435,8 @@ static void describe(struct trial *t, enum fill fill) {
         t->contradicts ? " contradicted" : "", described(t, MASK, "mask", t->forms[0], mask, sizeof mask),
         described(t, BIAS, t->huge ? "huge bias" : "bias", t->forms[1], bias, sizeof bias),
         described(t, START, "intervals", t->forms[2], intervals, sizeof intervals),
-        described(t, ROW_START, "row intervals", "", rows, sizeof rows), t->g[DLSE].map ? " dlse" : "",
+        described(t, ROW_START, "row intervals", "", rows, sizeof rows),
+        described(t, BLOCKS, "block mask", "", blocks, sizeof blocks), t->g[DLSE].map ? " dlse" : "",
         described(t, SINK, t->options.lse_without_sink ? "sink (lse without)" : "sink", "", sink, sizeof sink),
         (int)fill);
 }
@@ -478,6 +479,8 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
         draw_intervals(t, 0);
     if (!t->plain && (t->of_ways ? way % 16 == 7 || way % 32 == 12 : way_below(t, 10) == 0))
         draw_row_intervals(t);
+    if (!t->plain && !t->of_ways && way_below(t, 10) == 1)
+        draw_block_mask(t);
     t->options.deterministic =
         (way % 4 == 3 && way % 32 != 19) || way % 32 == 17; /* of those seen key by key, or scored, every other one */
     draw_outputs(t);

@@ -1,4 +1,4 @@
-/* draw_intervals.c: key and row intervals of random problems. */
+/* draw_intervals.c: key and row intervals, and block masks of random problems. */
 #include "checks.h"
 #include "structure.h"
 
@@ -117,5 +117,22 @@ void draw_row_intervals(struct trial *t) {
                 guarded_set(&t->g[ROW_END], n, (double)end);
             }
         }
+    }
+}
+
+/* Blocks at random, those of the diagonal's neighbourhood, or all but a few; whole rows and columns of blocks hidden at
+ * times. */
+void draw_block_mask(struct trial *t) {
+    const int64_t size = PICK(t, 64, 128), shown = PICK(t, 1, 3, 9), kind = random_below(t, 3);
+    const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads),
+                              (t->seqlen_q + size - 1) / size, (t->seqlen_k + size - 1) / size};
+    guarded_make(&t->g[BLOCKS], t, FDM_BOOL, 4, shape, 3);
+    const int64_t hidden = random_below(t, 2 * shape[3] + 1), barred = random_below(t, 3 * shape[2] + 1);
+    for (int64_t n = 0; n < shape[0] * shape[1] * shape[2] * shape[3]; n++) {
+        const int64_t key = n % shape[3], row = n / shape[3] % shape[2], off = row * shape[3] - key * shape[2];
+        int seen = random_below(t, 10) < shown;
+        if (kind == 1)
+            seen = off > -2 * shape[2] && off < 2 * shape[3];
+        guarded_set(&t->g[BLOCKS], n, seen && key != hidden && row != barred);
     }
 }

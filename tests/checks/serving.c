@@ -47,7 +47,7 @@ static int64_t largest_of(const struct trial *t, int of_pads) {
 static void draw_lengths(struct trial *t, const struct attention *a) {
     struct serving *v = t->serving;
     /* The truth has no padding, so its keys have other numbers than the cache's. */
-    const int numbered = t->g[MASK].map || t->g[BIAS].map || t->g[ROW_START].map;
+    const int numbered = t->g[MASK].map || t->g[BIAS].map || t->g[ROW_START].map || t->g[BLOCKS].map;
     const int form = (int)random_below(t, 3), pads = !numbered && random_below(t, 2);
     int64_t least = 20, begin = random_below(t, 3);
     v->form = form;

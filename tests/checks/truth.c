@@ -24,6 +24,7 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
                      .interval_end = present(&g[END]),
                      .row_start = present(&g[ROW_START]),
                      .row_end = present(&g[ROW_END]),
+                     .block_mask = present(&g[BLOCKS]),
                      .cu_seqlens_q = present(&g[CU_Q]),
                      .cu_seqlens_k = present(&g[CU_K]),
                      .out = &g[OUT].tensor,
@@ -165,6 +166,18 @@ static int in_row_ranges(const struct head *x, int64_t i, int64_t j) {
     return 0;
 }
 
+/* Whether the block of row i and key j is shown: the size of a block from the extents anew. */
+static int in_block(const struct head *x, int64_t i, int64_t j) {
+    const struct guarded *blocks = &x->t->g[BLOCKS];
+    const fdm_problem *p = x->a->problem;
+    const int64_t size = blocks->shape[2] * 64 >= p->seqlen_q && blocks->shape[3] * 64 >= p->seqlen_k ? 64 : 128;
+    const int64_t h = x->h / (p->heads / blocks->shape[1]), index[4] = {x->b, h, i / size, j / size};
+    int64_t at = 0;
+    for (int32_t d = 0; d < 4; d++)
+        at += blocks->shape[d] == 1 ? 0 : index[d] * blocks->tensor.strides[d];
+    return ((const char *)blocks->tensor.data)[at] != 0;
+}
+
 static int visible(const struct head *x, int64_t i, int64_t j) {
     struct key_range range = problem_key_range(x->a->problem, &x->s, i);
     const struct score_view *m = &x->a->mask;
@@ -174,6 +187,8 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
     if (x->t->g[MASK].map && !m->data[x->b * m->batch + x->h / m->group * m->head + i * m->row + j * m->key])
         return 0;
     if (x->t->g[ROW_START].map && !in_row_ranges(x, i, j))
+        return 0;
+    if (x->t->g[BLOCKS].map && !in_block(x, i, j))
         return 0;
     if (!x->t->g[START].map)
         return 1;

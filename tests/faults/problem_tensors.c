@@ -115,6 +115,12 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
         t->all.row_start = row_interval(t, p, device);
         t->all.row_end = row_interval(t, p, device);
     }
+    if (p->block_mask_size) {
+        const int64_t size = p->block_mask_size,
+                      blocks[4] = {p->block_mask_batch, p->block_mask_heads, (p->seqlen_q + size - 1) / size,
+                                   (p->seqlen_k + size - 1) / size};
+        t->all.block_mask = add(t, device, FDM_BOOL, 4, blocks, 0);
+    }
     const int64_t sinks[2] = {p->num_sinks, p->heads};
     if (p->has_sink)
         t->all.sink = add(t, device, p->sink_dtype, 2, sinks, 0);
@@ -204,6 +210,9 @@ const struct problem_field problem_fields[] = {
     FIELD(invariance, FIELD_OF_PLAN),
     FIELD(num_splits, FIELD_OF_PLAN),
     FIELD(split_keys, FIELD_OF_PLAN),
+    FIELD(block_mask_size, FIELD_OF_TENSORS),
+    FIELD(block_mask_batch, FIELD_OF_TENSORS),
+    FIELD(block_mask_heads, FIELD_OF_TENSORS),
     FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];

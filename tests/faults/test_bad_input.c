@@ -22,6 +22,7 @@ enum argument {
     END,
     ROW_START,
     ROW_END,
+    BLOCKS,
     CU_Q,
     CU_K,
     SINK,
@@ -45,6 +46,7 @@ static const char *const argument_names[ARGUMENTS] = {"q",
                                                       "interval_end",
                                                       "row_start",
                                                       "row_end",
+                                                      "block_mask",
                                                       "cu_seqlens_q",
                                                       "cu_seqlens_k",
                                                       "sink",
@@ -90,6 +92,7 @@ static struct subject *make(int packed, fdm_pass pass) {
     struct subject *s = test_calloc(1, sizeof *s);
     const int64_t q[] = {B, packed ? TQ : SQ, H, D}, k[] = {B, packed ? TK : SK, HKV, D}, lse[] = {B, H, q[1]};
     const int64_t pairs[] = {1, HKV, SQ, SK}, keys[] = {1, HKV, k[1]}, cu[] = {B + 1}, sinks[] = {2, H};
+    const int64_t blocks[] = {B, H, (SQ + 63) / 64, (SK + 63) / 64};
     const int64_t ranges[] = {B, H, 2, q[1]};
     for (int n = Q; n <= DV; n++)
         if (n < MASK || n == OUT || n == DOUT || n >= DQ)
@@ -97,6 +100,7 @@ static struct subject *make(int packed, fdm_pass pass) {
     set(s, LSE, FDM_FLOAT32, 3 - packed, lse + packed);
     set(s, DLSE, FDM_FLOAT32, 3 - packed, lse + packed);
     set(s, MASK, FDM_BOOL, 4, pairs);
+    set(s, BLOCKS, FDM_BOOL, 4, blocks);
     set(s, BIAS, FDM_FLOAT32, 4, pairs);
     set(s, DBIAS, FDM_FLOAT32, 4, pairs);
     set(s, SINK, FDM_FLOAT32, 2, sinks);
@@ -129,7 +133,7 @@ static void gather(struct subject *s) {
                            .mask = t[MASK],
                            .bias = t[BIAS],
                            .interval_start = t[START]};
-    s->all.row_start = t[ROW_START], s->all.row_end = t[ROW_END];
+    s->all.row_start = t[ROW_START], s->all.row_end = t[ROW_END], s->all.block_mask = t[BLOCKS];
     s->all.interval_end = t[END], s->all.cu_seqlens_q = t[CU_Q], s->all.cu_seqlens_k = t[CU_K];
     s->all.out = t[OUT], s->all.lse = t[LSE], s->all.dout = t[DOUT], s->all.dlse = t[DLSE];
     s->all.dq = t[DQ], s->all.dk = t[DK], s->all.dv = t[DV], s->all.dbias = t[DBIAS];
@@ -211,7 +215,7 @@ static void damaged_tensors(void **state) {
         for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++)
             for (int n = 0; n < ARGUMENTS; n++)
                 for (int d = 0; d < DAMAGES && takes_part(n, packed, (fdm_pass)pass); d++) {
-                    if (n == MASK && d == MISALIGNED) /* bytes are always aligned */
+                    if ((n == MASK || n == BLOCKS) && d == MISALIGNED) /* bytes are always aligned */
                         continue;
                     struct subject *s = make(packed, (fdm_pass)pass);
                     inflict(s, n, d);

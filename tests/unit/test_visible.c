@@ -26,6 +26,7 @@ struct scene {
     uint8_t mask[HEADS_MAX][ROWS_MAX][KEYS_MAX];
     int32_t start[HEADS_MAX][KEYS_MAX], end[HEADS_MAX][KEYS_MAX];
     int32_t row_start[HEADS_MAX][RANGES_MAX][ROWS_MAX], row_end[HEADS_MAX][RANGES_MAX][ROWS_MAX];
+    uint8_t blocks[HEADS_MAX][ROWS_MAX / 64 + 1][KEYS_MAX / 64 + 1];
     float bias[HEADS_MAX][KEYS_MAX];
 };
 
@@ -51,6 +52,20 @@ static void draw_row_intervals(struct scene *s) {
                                                             ROWS_MAX,
                                                             1,
                                                             draw(2) ? 1 : s->problem.heads / s->problem.heads_kv};
+}
+
+static void draw_blocks(struct scene *s) {
+    const int32_t shown = 1 + draw(9);
+    for (int64_t h = 0; h < s->problem.heads; h++)
+        for (int32_t r = 0; r <= ROWS_MAX / 64; r++)
+            for (int32_t c = 0; c <= KEYS_MAX / 64; c++)
+                s->blocks[h][r][c] = draw(10) < shown ? (uint8_t)(1 + draw(255)) : 0;
+    s->problem.block_mask_size = draw(2) ? 64 : 128;
+    s->attention.block_mask =
+        (struct score_view){(char *)s->blocks,      0, sizeof s->blocks[0],
+                            sizeof s->blocks[0][0], 1, draw(2) ? 1 : s->problem.heads / s->problem.heads_kv};
+    if (draw(3) == 0)
+        s->attention.block_mask.group = s->problem.heads;
 }
 
 static void draw_scene(struct scene *s) {
@@ -87,6 +102,8 @@ static void draw_scene(struct scene *s) {
     }
     if (draw(3) == 0)
         draw_row_intervals(s);
+    if (draw(3) == 0)
+        draw_blocks(s);
     if (draw(3) == 0) { /* of each KV head, or of all */
         const int32_t barred = draw(3) ? draw(20) : 0;
         for (int64_t h = 0; h < heads; h++)
@@ -107,6 +124,9 @@ static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
     if (a->bias.data && s->bias[h / a->bias.group][j] == -INFINITY)
         return 0;
     if (a->mask.data && !s->mask[h / a->mask.group][a->mask.row ? i : 0][j])
+        return 0;
+    const int32_t size = p->block_mask_size;
+    if (a->block_mask.data && !s->blocks[h / a->block_mask.group][i / size][j / size])
         return 0;
     int held = !a->row_intervals.start;
     for (int32_t n = 0; n < p->row_ranges && !held; n++)

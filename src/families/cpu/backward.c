@@ -108,7 +108,7 @@ void cpu_backward_blocks(const fdm_problem *p, const struct cpu_kernels *kernels
 /* Where keys are dropped, a region must hold many, so that blocks stay full; without, a block is a region. */
 static int64_t region_size(const fdm_problem *p, int32_t block_n) {
     enum { MANY_CHAINS = 64, REGIONS = 8, KEYS_LEAST = 1024 };
-    if (!p->has_mask && !p->has_intervals && !p->has_row_intervals)
+    if (!p->has_mask && !p->has_intervals && !p->has_row_intervals && !p->block_mask_size)
         return block_n;
     if (p->batch * p->heads_kv >= MANY_CHAINS)
         return p->seqlen_k + 1;

@@ -248,8 +248,8 @@ static void sum_shared_rows(struct backward_call *call, struct backward_thread *
 int64_t backward_dbias_zero_pieces(const struct backward_call *call) {
     const fdm_problem *p = call->attention->problem;
     const int hides = p->causal || p->window_left >= 0 || p->window_right >= 0 || p->has_mask || p->has_intervals ||
-                      p->has_row_intervals || p->varlen || p->has_seqused_q || p->has_seqused_k || p->seqlen_k == 0 ||
-                      !bias_has_rows(call->attention);
+                      p->has_row_intervals || p->block_mask_size || p->varlen || p->has_seqused_q || p->has_seqused_k ||
+                      p->seqlen_k == 0 || !bias_has_rows(call->attention);
     return call->dbias_kind == DBIAS_TILE && hides ? p->bias_shape[0] * p->bias_shape[1] : 0;
 }
 

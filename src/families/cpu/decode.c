@@ -15,6 +15,7 @@
 #include "families/cpu/cpu_family.h"
 #include "families/cpu/decode.h"
 #include "families/cpu/key_rows.h"
+#include "problem/block_views.h"
 #include "problem/interval_views.h"
 
 enum {
@@ -62,6 +63,7 @@ struct decode_row {
     struct key_range range;
     const uint8_t *mask; /* of key 0; NULL = none */
     const char *bias;
+    const uint8_t *blocks; /* of the block mask, of key 0; NULL = none */
     const int32_t *start, *end;
     struct row_ranges ranges; /* where a row has several; one alone has cut `range` */
     int same_as_previous;     /* sees the same keys with the same biases as the row before */
@@ -189,6 +191,7 @@ static void init_row(struct decode_row *row, const struct decode_head *head, int
     *row = (struct decode_row){.i = i, .head = h, .range = problem_key_range(problem, &head->sequence, i)};
     row->mask = score_row(&a->mask, head->batch, h, i, 1);
     row->bias = (const char *)score_row(&a->bias, head->batch, h, i, fdm_dtype_bytes(problem->bias_dtype));
+    row->blocks = score_row(&a->block_mask, head->batch, h, i / (problem->block_mask_size | 1), 1);
     row->ranges = row_ranges_of(a, &head->sequence, head->batch, h, i);
     row->range = row_ranges_cut(&row->ranges, row->range);
     if (row->ranges.count == 1)
@@ -211,7 +214,8 @@ static void init_head(struct decode_head *head, const struct decode_job *job, in
         struct decode_row *row = &head->rows[r], *before = row - 1;
         init_row(row, head, r);
         row->same_as_previous = r > 0 && row->i == before->i && row->mask == before->mask &&
-                                row->bias == before->bias && row->start == before->start && row->end == before->end &&
+                                row->bias == before->bias && row->blocks == before->blocks &&
+                                row->start == before->start && row->end == before->end &&
                                 row->range.first == before->range.first && row->range.last == before->range.last &&
                                 row->ranges.start == before->ranges.start && row->ranges.end == before->ranges.end;
     }
@@ -233,6 +237,8 @@ static float key_bias(const struct decode_head *head, const struct decode_row *r
         !(row->start[j * a->intervals.start_key] <= row->i && row->i < row->end[j * a->intervals.end_key]))
         return -INFINITY;
     if (row->ranges.start && !row_ranges_hold(&row->ranges, j))
+        return -INFINITY;
+    if (row->blocks && !row->blocks[j / head->job->problem->block_mask_size * a->block_mask.key])
         return -INFINITY;
     return row->bias ? bias_value(row->bias, j * a->bias.key, head->job->problem->bias_dtype) : 0;
 }
@@ -315,7 +321,8 @@ static void run_steps(const struct decode_head *head, const struct decode_keys *
 
 /* Whether every row sees all of first .. last-1, without bias. */
 static int sees_all(const struct decode_head *head, int64_t first, int64_t last) {
-    if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start || head->rows[0].ranges.start)
+    if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start || head->rows[0].ranges.start ||
+        head->rows[0].blocks)
         return 0;
     for (int32_t r = 0; r < head->num_rows; r++)
         if (first < head->rows[r].range.first || last > head->rows[r].range.last)
@@ -330,6 +337,18 @@ static int sees_none(const struct decode_head *head, int64_t first, int64_t last
     return 1;
 }
 
+/* Key j, or where it is the first of blocks that no row sees, the first key behind them. */
+static int64_t seen_from(const struct decode_head *head, int64_t j, int64_t last) {
+    const int64_t size = head->job->problem->block_mask_size, step = head->job->attention->block_mask.key;
+    int seen = !size;
+    while (!seen && j < last && j % size == 0) {
+        for (int32_t r = 0; r < head->num_rows; r++)
+            seen |= !head->rows[r].blocks || head->rows[r].blocks[j / size * step];
+        j += seen ? 0 : size;
+    }
+    return j;
+}
+
 /* Adds keys first .. last-1 to the partial result. */
 static void add_block(const struct decode_head *head, int64_t first, int64_t last, float *partial, const float *q,
                       struct read_ahead *ahead) {
@@ -342,13 +361,15 @@ static void add_block(const struct decode_head *head, int64_t first, int64_t las
         run_steps(head, &keys, 0, partial, q, ahead);
         return;
     }
-    for (int64_t j = first; j < last; j++) {
+    for (int64_t j = seen_from(head, first, last); j < last; j = seen_from(head, j + 1, last)) {
         take_key(&keys, head, j);
-        if (keys.num_keys == DECODE_KEYS || (j + 1 == last && keys.num_keys > 0)) {
+        if (keys.num_keys == DECODE_KEYS) {
             run_steps(head, &keys, 1, partial, q, ahead);
             keys.num_keys = 0;
         }
     }
+    if (keys.num_keys > 0)
+        run_steps(head, &keys, 1, partial, q, ahead);
 }
 
 static void load_queries(const struct decode_head *head, float *q) {
@@ -503,7 +524,8 @@ static void read_ahead(const struct decode_job *job, const struct decode_item *i
 static void run_blocks(const struct decode_job *job, const struct decode_item *item, const struct decode_item *after,
                        float *queries) {
     const fdm_problem *p = job->problem;
-    int varied = p->has_mask || p->has_bias || p->has_intervals || (p->has_row_intervals && p->row_ranges > 1);
+    int varied = p->has_mask || p->has_bias || p->has_intervals || p->block_mask_size ||
+                 (p->has_row_intervals && p->row_ranges > 1);
     int64_t block = varied ? VARIED_KEYS : job->block_keys;
     struct decode_head head;
     struct read_ahead ahead;

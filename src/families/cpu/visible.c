@@ -1,9 +1,11 @@
 /* visible.c: finds the keys a block of lanes can see, and which lanes see them.
  *
  * Rows rise along lanes, so causal, window and an interval each leave a key visible to one range of lanes; the bits of
- * a panel are that range. A dense mask and row intervals are turned into bits some keys ahead and combined with it. */
+ * a panel are that range. A dense mask, row intervals and a block mask are turned into bits some keys ahead and combined
+ * with it. */
 #include "families/cpu/visible.h"
 
+#include "problem/block_views.h"
 #include "problem/interval_views.h"
 
 struct lane_range {
@@ -213,6 +215,47 @@ static void keep_rows(const struct lane_block *block, const struct mask_window *
         bits[k] &= held[k];
 }
 
+/* ---- block mask ---- */
+
+/* Whether a lane's block mask holds key j: one row of each block of rows, and each head. */
+static int block_meets(const struct lane_block *block, int64_t j) {
+    const int64_t size = block->attention->problem->block_mask_size, last = block->row[block->num_lanes - 1];
+    const int64_t heads = block->attention->block_mask.group >= block->group ? 1 : block->group;
+    int met = 0;
+    for (int64_t row = block->row[0]; row <= last && !met; row = (row / size + 1) * size)
+        for (int64_t t = 0; t < heads && !met; t++)
+            met = block_mask_holds(block->attention, block->batch, block->kv_head * block->group + t, row, j);
+    return met;
+}
+
+/* From `key` on the first key, up to `last`, whose block a lane's block mask holds (1) or none's does (0). */
+static int64_t next_block(const struct lane_block *block, int64_t key, int64_t last, int met) {
+    const int64_t size = block->attention->problem->block_mask_size;
+    if (!block->attention->block_mask.data)
+        return met ? key : last;
+    while (key < last && block_meets(block, key) != met)
+        key = (key / size + 1) * size;
+    return lower(key, last);
+}
+
+/* Takes from a panel's bits of the window the lanes whose block mask does not hold the key. */
+static void keep_blocks(const struct lane_block *block, const struct mask_window *window, int32_t panel,
+                        uint64_t *bits) {
+    const int64_t size = block->attention->problem->block_mask_size;
+    const int32_t lanes = lane_block_panel_lanes(block, panel);
+    for (int64_t key = window->first, end; key < window->last; key = end) {
+        uint64_t held = 0;
+        end = lower((key / size + 1) * size, window->last);
+        for (int32_t l = 0; l < lanes; l++) {
+            const int32_t lane = panel * CPU_LANES + l;
+            held |= (uint64_t)block_mask_holds(block->attention, block->batch, block->head[lane], block->row[lane], key)
+                    << l;
+        }
+        for (int64_t k = key; k < end; k++)
+            bits[k - window->first] &= held;
+    }
+}
+
 /* ---- dense mask ---- */
 
 static void mask_reader_init(struct mask_reader *reader, const struct lane_block *block) {
@@ -260,11 +303,13 @@ static void window_panel(const struct mask_reader *reader, const struct lane_blo
     mask_bits(reader, block, window, panel);
     if (block->attention->row_intervals.start)
         keep_rows(block, window, panel, window->bits[panel]);
+    if (block->attention->block_mask.data)
+        keep_blocks(block, window, panel, window->bits[panel]);
 }
 
-/* Whether mask or row intervals make bits of windows. */
+/* Whether a mask, row intervals or a block mask make bits of windows. */
 static int has_windows(const struct attention *attention) {
-    return attention->mask.data || attention->row_intervals.start;
+    return attention->mask.data || attention->row_intervals.start || attention->block_mask.data;
 }
 
 /* Asks for the bytes that mask_bits() will read: rows are far apart, where the hardware does not foresee them. Inline:
@@ -281,9 +326,10 @@ static inline __attribute__((always_inline)) void mask_prefetch(const struct mas
             __builtin_prefetch(reader->rows[lane] + key, 0, 2);
 }
 
-static void window_open(struct mask_window *window, int64_t first, int64_t last) {
-    window->first = first;
-    window->last = lower(last, first + CPU_MASK_KEYS_MAX);
+/* From the first key on that a block mask does not hide, to the next that it does. */
+static void window_open(const struct lane_block *block, struct mask_window *window, int64_t first, int64_t last) {
+    window->first = next_block(block, first, last, 1);
+    window->last = next_block(block, window->first, lower(last, window->first + CPU_MASK_KEYS_MAX), 0);
     window->steps = 0;
 }
 
@@ -315,10 +361,10 @@ static const struct mask_window *mask_window(struct key_walk *walk) {
     walk->window = !walk->window;
     window = &walk->windows[walk->window];
     if (!window_holds(window, walk->next))
-        window_open(window, walk->next, walk->last);
+        window_open(walk->block, window, walk->next, walk->last);
     for (window->steps |= 1; window->steps < 2 * walk->block->num_panels; window->steps += 2)
         window_panel(&walk->reader, walk->block, window, window->steps / 2);
-    window_open(&walk->windows[!walk->window], window->last, walk->last);
+    window_open(walk->block, &walk->windows[!walk->window], window->last, walk->last);
     return window;
 }
 
@@ -379,11 +425,11 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     if (block->attention->mask.data)
         mask_reader_init(&walk->reader, block);
     walk->window = 0;
-    window_open(&walk->windows[0], 0, 0);
-    window_open(&walk->windows[1], 0, 0);
+    window_open(block, &walk->windows[0], 0, 0);
+    window_open(block, &walk->windows[1], 0, 0);
 }
 
-/* No mask, no intervals of keys or rows, no barred key: the next keys as they stand; most panels need no bits. */
+/* No mask, no intervals of keys or rows, no block mask, no barred key: the next keys as they stand; most panels need no bits. */
 static void take_range(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;
     int64_t first = walk->next, last = lower(walk->last, first + walk->block_keys);
@@ -467,7 +513,8 @@ static void append_masked(struct key_walk *walk, struct key_block *keys, const s
 
 /* Keys are appended 64 at a time, so that most of them find causal and window open. */
 static void take_by_mask(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals) {
-    while (walk->next < walk->last && keys->num_keys < walk->block_keys) {
+    while ((walk->next = next_block(walk->block, walk->next, walk->last, 1)) < walk->last &&
+           keys->num_keys < walk->block_keys) {
         const struct mask_window *window = mask_window(walk);
         const int64_t last = lower(lower(window->last, walk->last), walk->next + 64);
         append_masked(walk, keys, intervals, last);

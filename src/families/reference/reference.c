@@ -6,6 +6,7 @@
 #include "base/elements.h"
 #include "base/error.h"
 #include "families/families.h"
+#include "problem/block_views.h"
 #include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/sinks.h"
@@ -86,7 +87,7 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
     const struct score_view *mask = &x->attention->mask;
     return j >= range.first && j < range.last && (!x->problem->has_mask || mask->data[score_index(x, mask, i, j)]) &&
            (!x->problem->has_intervals || in_interval(x, i, j)) && in_row_interval(x, i, j) &&
-           bias_of(x, i, j) != -INFINITY;
+           block_mask_holds(x->attention, x->b, x->h, i, j) && bias_of(x, i, j) != -INFINITY;
 }
 
 /* The score before bias, and the derivative of the softcap at it. */

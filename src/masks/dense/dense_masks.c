@@ -127,6 +127,72 @@ fdm_status fdm_mask_blocks(const fdm_tensor *mask, int64_t block_q, int64_t bloc
     return FDM_OK;
 }
 
+/* ---- lists of blocks ---- */
+
+static int64_t offset_of(const fdm_tensor *t, const int64_t at[4]) {
+    int64_t offset = 0;
+    for (int32_t axis = 0; axis < t->ndim; axis++)
+        offset += at[axis] * tensor_stride(t, axis);
+    return offset;
+}
+
+static int32_t number_at(const fdm_tensor *t, const int64_t at[4]) {
+    return ((const int32_t *)(const void *)tensor_data(t))[offset_of(t, at)];
+}
+
+/* One list, of batch at[0], head at[1] and row at[2]; checks it without `write`. */
+static fdm_status read_list(const fdm_tensor *counts, const fdm_tensor *indices, const fdm_tensor *blocks,
+                            int64_t at[4], int write) {
+    const int32_t count = number_at(counts, at);
+    if (count < 0 || count > indices->shape[3])
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "counts holds %d at [%lld, %lld, %lld]; it must be in 0..%lld",
+                         count, (long long)at[0], (long long)at[1], (long long)at[2], (long long)indices->shape[3]);
+    for (int64_t key = 0; write && key < blocks->shape[3]; key++) {
+        at[3] = key;
+        tensor_data(blocks)[offset_of(blocks, at)] = 0;
+    }
+    for (int64_t n = 0; n < count; n++) {
+        at[3] = n;
+        const int64_t index = number_at(indices, at);
+        if (index < 0 || index >= blocks->shape[3])
+            return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                             "indices holds %lld at [%lld, %lld, %lld, %lld]; blocks has %lld blocks of keys",
+                             (long long)index, (long long)at[0], (long long)at[1], (long long)at[2], (long long)n,
+                             (long long)blocks->shape[3]);
+        at[3] = index;
+        if (write)
+            tensor_data(blocks)[offset_of(blocks, at)] = 1;
+    }
+    return FDM_OK;
+}
+
+fdm_status fdm_blocks_from_lists(const fdm_tensor *counts, const fdm_tensor *indices, fdm_tensor *blocks,
+                                 void *stream) {
+    (void)stream;
+    if (!blocks || !indices)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", blocks ? "indices" : "blocks");
+    fdm_status status = tensor_check(blocks, "blocks", 4, TENSOR_OUTPUT, 0);
+    if (status || (status = tensor_check(indices, "indices", 4, TENSOR_INPUT, 0)))
+        return status;
+    const int64_t *s = blocks->shape, lists[4] = {s[0], s[1], s[2], indices->shape[3]};
+    if ((status = tensor_expect_dtype(blocks, "blocks", FDM_BOOL)) ||
+        (status = tensor_check_as(counts, "counts", 3, TENSOR_INPUT, FDM_INT32, lists, blocks, "blocks")) ||
+        (status = tensor_check_as(indices, "indices", 4, TENSOR_INPUT, FDM_INT32, lists, blocks, "blocks")) ||
+        (status = check_apart(blocks, "blocks", counts, "counts", indices, "indices")))
+        return status;
+    if (blocks->device.type != FDM_CPU)
+        return error_set(FDM_ERROR_UNSUPPORTED, "blocks is on another device than the CPU; lists are read there only");
+    for (int write = 0; write <= 1; write++)
+        for (int64_t n = 0; n < s[0] * s[1] * s[2]; n++) {
+            int64_t at[4] = {n / s[2] / s[1], n / s[2] % s[1], n % s[2], 0};
+            if ((status = read_list(counts, indices, blocks, at, write)))
+                return status;
+        }
+    return FDM_OK;
+}
+
+/* ---- dense masks ---- */
+
 /* Rounded to a value of the dtype. */
 static double rounded(double x, fdm_dtype dtype) {
     const float f = (float)x;
