@@ -16,7 +16,7 @@ static const char help[] =
     "\n"
     "  topk       bias, padding          -> interval_start, interval_end: the causal top-W mask\n"
     "  create     bias, attention_mask   -> mask: the W largest biases of each row that the attention mask shows\n"
-    "  dense      interval_start, _end   -> mask\n"
+    "  dense      interval_start, _end, row_start, _end, block_mask -> mask: of all that are there\n"
     "  intervals  mask                   -> interval_start, interval_end; exit code 1 where there are none that say "
     "it\n"
     "  rules      document_ids, prefix_lengths, window_sizes, int32 -> interval_start, interval_end: of all that are "
@@ -25,9 +25,10 @@ static const char help[] =
     "\n"
     "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy, or a pipe\n"
     "  --document-ids --prefix-lengths --window-sizes FILE.npy, or a pipe: [B, S], [B], [H, 2]\n"
+    "  --row-start --row-end --block-mask FILE.npy, or a pipe: int32 [B, h, n, Sq], bool blocks of 64 or 128\n"
     "  --topk W           keys of a row; create: 0 = those with a bias above 0. --window W is the same\n"
     "  --rows N           topk, dense, rules: rows of the query (as many as there are keys)\n"
-    "  --keys N           rules: keys, where there are no document_ids\n"
+    "  --keys N           rules, dense: keys, where no document_ids or intervals say them\n"
     "  --min X            create: the bias of a hidden key    (float32's lowest)\n"
     "  --smooth N         create: keep or drop blocks of N keys together\n"
     "  --block-q N --block-k N   blocks: rows and keys of one (128, 128)\n"
@@ -37,17 +38,32 @@ static const char help[] =
     "\n"
     "example: fdm mask topk --bias bias.npy --topk 512 --out intervals.safetensors\n";
 
-enum role { BIAS, PADDING, SHOWN, MASK, START, END, BLOCKS, IDS, PREFIXES, WINDOWS, NUM_ROLES };
-static const char *const names[NUM_ROLES] = {"bias",           "padding",      "attention_mask", "mask",
-                                             "interval_start", "interval_end", "blocks",         "document_ids",
-                                             "prefix_lengths", "window_sizes"};
+enum role {
+    BIAS,
+    PADDING,
+    SHOWN,
+    MASK,
+    START,
+    END,
+    BLOCKS,
+    IDS,
+    PREFIXES,
+    WINDOWS,
+    ROW_START,
+    ROW_END,
+    BLOCK_MASK,
+    NUM_ROLES
+};
+static const char *const names[NUM_ROLES] = {
+    "bias",         "padding",        "attention_mask", "mask",      "interval_start", "interval_end", "blocks",
+    "document_ids", "prefix_lengths", "window_sizes",   "row_start", "row_end",        "block_mask"};
 enum kind { TOPK, CREATE, DENSE, INTERVALS, OF_BLOCKS, RULES, NUM_KINDS };
 static const struct {
     const char *name;
     unsigned needs, takes, makes; /* bits of roles */
 } kinds[NUM_KINDS] = {{"topk", 1 << BIAS, 1 << PADDING, 1 << START | 1 << END},
                       {"create", 1 << BIAS, 1 << SHOWN, 1 << MASK},
-                      {"dense", 1 << START | 1 << END, 0, 1 << MASK},
+                      {"dense", 0, 1 << START | 1 << END | 1 << ROW_START | 1 << ROW_END | 1 << BLOCK_MASK, 1 << MASK},
                       {"intervals", 1 << MASK, 0, 1 << START | 1 << END},
                       {"blocks", 1 << MASK, 0, 1 << BLOCKS},
                       {"rules", 0, 1 << IDS | 1 << PREFIXES | 1 << WINDOWS, 1 << START | 1 << END}};
@@ -58,7 +74,7 @@ struct request {
     struct file_tensor tensors[NUM_ROLES]; /* data NULL: there is none */
     fdm_tensor views[NUM_ROLES];           /* on the device */
     struct device_choice device;
-    int64_t topk, rows, keys, smooth, block_q, block_k;
+    int64_t topk, rows, keys, smooth, block_q, block_k, block;
     double min_value;
     int json;
     int32_t exact; /* of intervals */
@@ -101,6 +117,9 @@ static const struct option options[] = {{"topk", required_argument, 0, OPT_TOPK}
                                         {"document-ids", required_argument, 0, OPT_FILE + IDS},
                                         {"prefix-lengths", required_argument, 0, OPT_FILE + PREFIXES},
                                         {"window-sizes", required_argument, 0, OPT_FILE + WINDOWS},
+                                        {"row-start", required_argument, 0, OPT_FILE + ROW_START},
+                                        {"row-end", required_argument, 0, OPT_FILE + ROW_END},
+                                        {"block-mask", required_argument, 0, OPT_FILE + BLOCK_MASK},
                                         {0}};
 
 /* ---- options and files ---- */
@@ -187,9 +206,72 @@ static int make_of_rules(struct request *r) {
     return make_intervals(r, (const int64_t[3]){of_ids > of_prefixes ? of_ids : of_prefixes, heads, keys});
 }
 
+/* One of a pair is there without the other, or has another shape. 1, or 0 after a complaint. */
+static int check_pair(const struct request *r, enum role first) {
+    const struct file_tensor *start = &r->tensors[first], *end = &r->tensors[first + 1];
+    if (!start->data != !end->data)
+        return complain(0, "%s is missing; %s is one of a pair", names[start->data ? first + 1 : first],
+                        names[start->data ? first : first + 1]);
+    if (start->data && (start->dtype != FDM_INT32 || end->dtype != FDM_INT32))
+        return complain(0, "%s is %s and %s %s; they must be int32", names[first], fdm_dtype_name(start->dtype),
+                        names[first + 1], fdm_dtype_name(end->dtype));
+    return !start->data ||
+           (check_axes(r, first, first == START ? 3 : 4, first == START ? 3 : 4) && end->ndim == start->ndim &&
+            memcmp(start->shape, end->shape, (size_t)start->ndim * sizeof *start->shape) == 0) ||
+           complain(0, "%s and %s have different shapes", names[first], names[first + 1]);
+}
+
+static int64_t blocks_of(int64_t length, int64_t size) { return (length + size - 1) / size; }
+
+/* 64 or 128: the size of blocks that gives a block mask its extents beside so many rows and keys; 0: none does. */
+static int64_t block_size(const struct file_tensor *blocks, int64_t rows, int64_t keys) {
+    for (int64_t size = 64; size <= 128; size *= 2)
+        if (blocks->shape[2] == blocks_of(rows, size) && blocks->shape[3] == blocks_of(keys, size))
+            return size;
+    return 0;
+}
+
+/* Of key intervals, row intervals and a block mask that hold at once: the larger of the batches and of the heads. */
+static int make_of_ways(struct request *r) {
+    static const enum role ways[] = {START, ROW_START, BLOCK_MASK};
+    const struct file_tensor *start = &r->tensors[START], *rows = &r->tensors[ROW_START],
+                             *blocks = &r->tensors[BLOCK_MASK];
+    if (!check_pair(r, START) || !check_pair(r, ROW_START) || (blocks->data && !check_axes(r, BLOCK_MASK, 4, 4)))
+        return 0;
+    if (!start->data && !rows->data && !blocks->data)
+        return complain(0, "no mask is given; fdm mask dense takes interval_start and _end, row_start and _end, and "
+                           "block_mask");
+    r->keys = start->data ? start->shape[2] : r->keys;
+    if (r->keys < 0)
+        return complain(0, "mask dense needs --keys N without interval_start");
+    r->rows = rows->data ? rows->shape[3] : r->rows < 0 ? r->keys : r->rows;
+    r->block = blocks->data ? block_size(blocks, r->rows, r->keys) : 64;
+    if (!r->block || (blocks->data && blocks->dtype != FDM_BOOL))
+        return complain(0,
+                        "block_mask must be bool, [B, h, %lld, %lld] for blocks of 64 or [B, h, %lld, %lld] for "
+                        "blocks of 128 of the %lld rows and %lld keys",
+                        (long long)blocks_of(r->rows, 64), (long long)blocks_of(r->keys, 64),
+                        (long long)blocks_of(r->rows, 128), (long long)blocks_of(r->keys, 128), (long long)r->rows,
+                        (long long)r->keys);
+    int64_t shape[4] = {1, 1, r->rows, r->keys};
+    for (int axis = 0; axis < 2; axis++)
+        for (int i = 0; i < 3; i++) {
+            const int64_t extent = r->tensors[ways[i]].data ? r->tensors[ways[i]].shape[axis] : 1;
+            shape[axis] = extent != 1 ? extent : shape[axis];
+        }
+    for (int i = 0; i < 3; i++)
+        if (r->tensors[ways[i]].data &&
+            ((r->tensors[ways[i]].shape[0] != 1 && r->tensors[ways[i]].shape[0] != shape[0]) ||
+             (r->tensors[ways[i]].shape[1] < 1 || shape[1] % r->tensors[ways[i]].shape[1])))
+            return complain(0, "%s does not fit the batch %lld and the %lld heads of the others", names[ways[i]],
+                            (long long)shape[0], (long long)shape[1]);
+    make(r, MASK, FDM_BOOL, 4, shape);
+    return 1;
+}
+
 /* 1, or 0 after a complaint about the inputs' axes. */
 static int make_outputs(struct request *r) {
-    const int64_t *bias = r->tensors[BIAS].shape, *mask = r->tensors[MASK].shape, *start = r->tensors[START].shape;
+    const int64_t *bias = r->tensors[BIAS].shape, *mask = r->tensors[MASK].shape;
     const struct file_tensor *padding = &r->tensors[PADDING], *shown = &r->tensors[SHOWN];
     if (r->kind == TOPK) {
         if (!check_axes(r, BIAS, 3, 4) || (padding->data && !check_axes(r, PADDING, 2, 2)))
@@ -213,12 +295,8 @@ static int make_outputs(struct request *r) {
     }
     if (r->kind == RULES)
         return make_of_rules(r);
-    if (r->kind == DENSE) {
-        if (!check_axes(r, START, 3, 3))
-            return 0;
-        make(r, MASK, FDM_BOOL, 4, (const int64_t[4]){start[0], start[1], r->rows < 0 ? start[2] : r->rows, start[2]});
-        return 1;
-    }
+    if (r->kind == DENSE)
+        return make_of_ways(r);
     if (!check_axes(r, MASK, 4, 4))
         return 0;
     if (r->kind == INTERVALS)
@@ -275,6 +353,50 @@ static fdm_status rules(struct request *r) {
     return fdm_rule_intervals(&all, r->rows, &r->views[START], &r->views[END], NULL);
 }
 
+/* Where the list of (b, h) begins in a tensor of `length` elements a list. */
+static int64_t list_of(const struct file_tensor *t, const int64_t *shape, int64_t b, int64_t h, int64_t length) {
+    return ((t->shape[0] == 1 ? 0 : b) * t->shape[1] + h / (shape[1] / t->shape[1])) * length;
+}
+
+static int in_a_range(const struct request *r, int64_t list, int64_t i, int64_t j) {
+    const int32_t *start = r->tensors[ROW_START].data, *end = r->tensors[ROW_END].data;
+    int held = 0;
+    for (int64_t n = 0; n < r->tensors[ROW_START].shape[2]; n++) {
+        const int64_t at = list + n * r->rows + i;
+        held |= start[at] <= j && j < end[at];
+    }
+    return held;
+}
+
+/* On the host: a mask of one batch and head from everything that is given. */
+static void write_plane(struct request *r, int64_t b, int64_t h, uint8_t *mask) {
+    const int64_t *shape = r->tensors[MASK].shape;
+    const struct file_tensor *keys = &r->tensors[START], *rows = &r->tensors[ROW_START],
+                             *blocks = &r->tensors[BLOCK_MASK];
+    const int64_t key_list = keys->data ? list_of(keys, shape, b, h, r->keys) : 0;
+    const int64_t row_list = rows->data ? list_of(rows, shape, b, h, rows->shape[2] * r->rows) : 0;
+    const int64_t block_list = blocks->data ? list_of(blocks, shape, b, h, blocks->shape[2] * blocks->shape[3]) : 0;
+    const int32_t *start = keys->data, *end = r->tensors[END].data;
+    const uint8_t *shown = blocks->data;
+    for (int64_t i = 0; i < r->rows; i++)
+        for (int64_t j = 0; j < r->keys; j++)
+            *mask++ = (!start || (start[key_list + j] <= i && i < end[key_list + j])) &&
+                      (!rows->data || in_a_range(r, row_list, i, j)) &&
+                      (!shown || shown[block_list + i / r->block * blocks->shape[3] + j / r->block]);
+}
+
+static fdm_status dense(struct request *r) {
+    fdm_tensor *const v = r->views;
+    if (!r->tensors[ROW_START].data && !r->tensors[BLOCK_MASK].data)
+        return fdm_intervals_to_mask(&v[START], &v[END], &v[MASK], NULL);
+    const struct file_tensor *mask = &r->tensors[MASK];
+    for (int64_t n = 0; n < mask->shape[0] * mask->shape[1]; n++)
+        write_plane(r, n / mask->shape[1], n % mask->shape[1], (uint8_t *)mask->data + n * r->rows * r->keys);
+    if (r->device.id.type == FDM_CPU)
+        return FDM_OK;
+    return fdm_memory_copy(v[MASK].data, r->device.id, mask->data, host, mask->bytes); /* results are copied back */
+}
+
 static fdm_status call(struct request *r) {
     fdm_tensor *const v = r->views;
     switch (r->kind) {
@@ -282,7 +404,7 @@ static fdm_status call(struct request *r) {
     case CREATE:
         return fdm_create_mask(&v[BIAS], r->tensors[SHOWN].data ? &v[SHOWN] : NULL, r->topk, r->min_value, r->smooth,
                                &v[MASK], NULL);
-    case DENSE: return fdm_intervals_to_mask(&v[START], &v[END], &v[MASK], NULL);
+    case DENSE: return dense(r);
     case INTERVALS: return intervals(r);
     case RULES: return rules(r);
     default: return fdm_mask_blocks(&v[MASK], r->block_q, r->block_k, &v[BLOCKS], NULL);

@@ -26,6 +26,7 @@ static const char help[] =
     "  --causal  --window L,R  --softcap X  --scale X\n"
     "  --mask  --bias  --intervals                 a dense mask, a full bias, key intervals\n"
     "  --key-mask  --key-bias                      a mask without rows and heads, one bias a key\n"
+    "  --row-intervals N  --block-mask N           N ranges of keys a row; a mask of blocks of 64 or 128\n"
     "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
     "  --topk W           key intervals as of a top-W of one bias a key, causal\n"
     "  --total N          packed rows in all, of unlike lengths  (batch x seqlen)\n"
@@ -87,6 +88,8 @@ enum {
     OPT_INVARIANCE,
     OPT_NUM_SPLITS,
     OPT_SPLIT_KEYS,
+    OPT_ROW_INTERVALS,
+    OPT_BLOCK_MASK,
     OPT_TOPK,
     OPT_TOTAL,
     OPT_DTYPE,
@@ -140,6 +143,8 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"invariance", required_argument, 0, OPT_INVARIANCE},
                                         {"num-splits", required_argument, 0, OPT_NUM_SPLITS},
                                         {"split-keys", required_argument, 0, OPT_SPLIT_KEYS},
+                                        {"row-intervals", required_argument, 0, OPT_ROW_INTERVALS},
+                                        {"block-mask", required_argument, 0, OPT_BLOCK_MASK},
                                         {"topk", required_argument, 0, OPT_TOPK},
                                         {"total", required_argument, 0, OPT_TOTAL},
                                         {"dtype", required_argument, 0, OPT_DTYPE},
@@ -208,6 +213,8 @@ static int set_extent(struct request *r, int option, const char *name, const cha
     case OPT_INVARIANCE: r->problem.invariance = (int32_t)value; break;
     case OPT_NUM_SPLITS: r->problem.num_splits = (int32_t)value; break;
     case OPT_SPLIT_KEYS: r->problem.split_keys = (int32_t)value; break;
+    case OPT_ROW_INTERVALS: r->problem.row_ranges = (int32_t)value, r->problem.has_row_intervals = 1; break;
+    case OPT_BLOCK_MASK: r->problem.block_mask_size = (int32_t)value; break;
     case OPT_TOPK: r->topk = value; break;
     case OPT_TOTAL: r->total = value; break;
     default: r->options.num_threads = (int32_t)value;
@@ -317,6 +324,10 @@ static void fill_defaults(struct request *r) {
     }
     if (p->has_intervals)
         p->interval_batch = p->batch, p->interval_heads = p->heads_kv;
+    if (p->has_row_intervals)
+        p->row_interval_batch = p->batch, p->row_interval_heads = p->heads_kv;
+    if (p->block_mask_size)
+        p->block_mask_batch = (int32_t)p->batch, p->block_mask_heads = (int32_t)p->heads_kv;
     if (p->varlen) {
         p->total_q = p->batch * p->seqlen_q;
         p->total_k = p->batch * p->seqlen_k;

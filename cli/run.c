@@ -8,8 +8,9 @@
 #include "base/half.h"
 
 const char *const run_tensor_names[RUN_TENSORS] = {
-    "q",    "k",    "v",  "mask", "bias", "interval_start", "interval_end", "sink", "out", "lse",
-    "dout", "dlse", "dq", "dk",   "dv",   "dbias",          "dsink"};
+    "q",         "k",       "v",          "mask", "bias", "interval_start", "interval_end", "sink",
+    "row_start", "row_end", "block_mask", "out",  "lse",  "dout",           "dlse",         "dq",
+    "dk",        "dv",      "dbias",      "dsink"};
 
 static const fdm_device_id host = {FDM_CPU, 0};
 
@@ -30,6 +31,9 @@ static fdm_tensors view_on(struct run *run, fdm_pass pass, fdm_device_id device)
                      .interval_start = view[RUN_START],
                      .interval_end = view[RUN_END],
                      .sink = view[RUN_SINK],
+                     .row_start = view[RUN_ROW_START],
+                     .row_end = view[RUN_ROW_END],
+                     .block_mask = view[RUN_BLOCKS],
                      .out = view[RUN_OUT],
                      .lse = view[RUN_LSE]};
     if (pass == FDM_BACKWARD) {

@@ -368,6 +368,50 @@ def test_mask_of_rules(tmp_path):
         assert result.returncode == 2 and words in result.stderr and not result.stdout
 
 
+def ways_of_a_mask(tmp_path, rows=150, keys=200):
+    """Key intervals, row intervals and a block mask in files, as options; and bool [2, 2, rows, keys] of their pairs."""
+    draw = np.random.default_rng(5)
+    start = draw.integers(0, 60, (1, 1, keys)).astype(np.int32)
+    first = draw.integers(0, 120, (2, 1, 2, rows)).astype(np.int32)
+    ways = {
+        "interval-start": start, "interval-end": start + 90, "row-start": first, "row-end": first + 50,
+        "block-mask": draw.random((1, 2, 3, 4)) < 0.7,
+    }  # fmt: skip
+    i, j = np.arange(rows)[:, None], np.arange(keys)
+    seen = ((first[..., None] <= j) & (j < first[..., None] + 50)).any(2)
+    seen = seen & (start[:, :, None] <= i) & (i < start[:, :, None] + 90)
+    seen = seen & ways["block-mask"].repeat(64, 2).repeat(64, 3)[:, :, :rows, :keys]
+    given = []
+    for name, array in ways.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        given += [f"--{name}", tmp_path / f"{name}.npy"]
+    return given, seen
+
+
+def test_ways_of_a_mask_as_one(tmp_path):
+    given, seen = ways_of_a_mask(tmp_path)
+    np.testing.assert_array_equal(made(tmp_path, "dense", *given)["mask"], seen)
+    for arguments, words in (
+        ((), "no mask is given"),
+        (given[4:], "needs --keys N without interval_start"),
+        (given[:2], "interval_end is missing; interval_start is one of a pair"),
+        ((*given[8:], "--keys", 300, "--rows", 150), r"[B, h, 3, 5] for blocks of 64 or [B, h, 2, 3] for blocks of 128"),
+    ):
+        result = run("mask", "dense", *arguments)
+        assert result.returncode == 2 and words in result.stderr and not result.stdout
+
+
+def test_attention_under_ways_of_a_mask(tmp_path):
+    given, seen = ways_of_a_mask(tmp_path)
+    draw = np.random.default_rng(6)
+    for name, rows in (("q", 150), ("k", 200), ("v", 200)):
+        np.save(tmp_path / f"{name}.npy", draw.standard_normal((2, rows, 2, 8)).astype(np.float32))
+        given += [f"--{name}", tmp_path / f"{name}.npy"]
+    result = run("attend", *given, "--device", "cpu", "--backward", "--check", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["visible_fraction"] == pytest.approx(seen.mean())
+
+
 def test_a_mask_without_intervals_says_why(tmp_path):
     mask = np.ones((1, 2, 4, 5), bool)
     mask[0, 1, 2, 3] = False
