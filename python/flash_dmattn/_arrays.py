@@ -23,8 +23,8 @@ from ._arguments import (
     mask_with_four_axes,
     num_results_of,
     packed_extents,
-    range_pair,
     refuse_keywords,
+    row_masks,
     settings_of,
     with_layout_hint,
 )
@@ -208,6 +208,7 @@ class _Call:
         offsets: Sequence[Any],
         sink: Any,
         row_intervals: Any,
+        block_mask: Any,
         settings: Settings,
     ) -> None:
         """Borrows all that both passes read."""
@@ -227,9 +228,9 @@ class _Call:
         bias = None if bias is None else bias_with_four_axes(bias, extents)
         pair = (None, None) if intervals is None else interval_pair(intervals, q, settings[0])
         start, end = self.borrow(pair[0], "key_intervals start"), self.borrow(pair[1], "key_intervals end")
-        first, last = range_pair(row_intervals)
-        ranges = self.borrow(first, "row_intervals start"), self.borrow(last, "row_intervals end")
-        self.given: Tuple[Any, ...] = (q, k, v, mask, bias, start, end, cu_q, cu_k, self.borrow(sink, "sink"), *ranges)
+        names = "row_intervals start", "row_intervals end", "block_mask"
+        rows = (self.borrow(each, name) for each, name in zip(row_masks(row_intervals, block_mask), names))
+        self.given: Tuple[Any, ...] = (q, k, v, mask, bias, start, end, cu_q, cu_k, self.borrow(sink, "sink"), *rows)
 
     def output(self, array: Any, name: str, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Borrowed]:
         """The caller's array, or a new one; as it is, and borrowed."""
@@ -268,6 +269,7 @@ def attention(
     window_size: Any = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
     row_intervals: Optional[Tuple[Any, Any]] = None,
+    block_mask: Any = None,
     document_ids: Any = None,
     prefix_lengths: Any = None,
     sink: Any = None,
@@ -289,7 +291,8 @@ def attention(
         q: [B, Sq, H, D], float32, float16, bfloat16 or float64 (CPU only). Packed: [total_q, H, D].
         k, v: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], q's dtype; H is a multiple of Hkv. Packed: [total_k, Hkv, D or Dv].
         attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals,
-            row_intervals, document_ids, prefix_lengths, sink: as in flash_dmattn_func, defaults too. Packed sequences are documents.
+            row_intervals, block_mask, document_ids, prefix_lengths, sink: as in flash_dmattn_func, defaults too.
+            Packed sequences are documents.
         lse_without_sink, scale: as in flash_dmattn_func.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1]: sequences are packed, as in flash_dmattn_varlen_func. Default None.
         max_seqlen_q, max_seqlen_k: upper bounds on the packed lengths; default 0: found from cu_seqlens, on the CPU.
@@ -334,6 +337,7 @@ def attention(
                 "window_size": window_size,
                 "key_intervals": key_intervals,
                 "row_intervals": row_intervals,
+                "block_mask": block_mask,
                 "document_ids": document_ids,
                 "prefix_lengths": prefix_lengths,
                 "sink": sink,
@@ -353,7 +357,9 @@ def attention(
     call = _Call(q, stream)
     lse = lse_low = low = rows = None
     try:
-        call.take((q, k, v), attn_mask, attn_bias, key_intervals, packing[:2], sink, row_intervals, settings)
+        call.take(
+            (q, k, v), attn_mask, attn_bias, key_intervals, packing[:2], sink, row_intervals, block_mask, settings
+        )
         query, _, value, _, bias, *_ = call.given
         result, written = call.output(out, "out", query.shape[:-1] + value.shape[-1:], query.dtype)
         if num_results > 1:
@@ -387,6 +393,7 @@ def attention_backward(
     window_size: Any = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
     row_intervals: Optional[Tuple[Any, Any]] = None,
+    block_mask: Any = None,
     document_ids: Any = None,
     prefix_lengths: Any = None,
     sink: Any = None,
@@ -413,7 +420,7 @@ def attention_backward(
     Args:
         dout: the gradient that flows into out, of its shape and dtype.
         q, k, v, attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic, window_size, key_intervals,
-            row_intervals, document_ids, prefix_lengths, sink: as the forward call had them.
+            row_intervals, block_mask, document_ids, prefix_lengths, sink: as the forward call had them.
         lse_without_sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale: as the forward call had them.
         out, lse: what `attention` returned.
         dlse: the gradient that flows into lse, of its shape and dtype; default None: none does.
@@ -451,7 +458,7 @@ def attention_backward(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
     )
     call = _Call(q, stream)
-    call.take((q, k, v), attn_mask, attn_bias, key_intervals, offsets, sink, row_intervals, settings)
+    call.take((q, k, v), attn_mask, attn_bias, key_intervals, offsets, sink, row_intervals, block_mask, settings)
     known = [call.required(each, name) for each, name in ((out, "out"), (lse, "lse"))]
     flowing = [call.required(dout, "dout"), call.borrow(dlse, "dlse")]
     given = (dq, dk, dv, dbias, dsink)

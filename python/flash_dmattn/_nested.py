@@ -41,7 +41,7 @@ def attend_jagged(
     bias: Optional[Tensor],
     intervals: Tuple[Any, Any],
     sink: Optional[Tensor],
-    ranges: Tuple[Any, Any],
+    rows: Tuple[Any, ...],
     settings: Settings,
     num_results: int,
 ) -> Any:
@@ -55,12 +55,12 @@ def attend_jagged(
     offsets = query.offsets().to(torch.int32), key.offsets().to(torch.int32)
     packed = tuple(nested.values() for nested in tensors)
     settings = (*longest, *settings[2:])
-    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, sink, ranges, settings, num_results)
+    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, sink, rows, settings, num_results)
 
     def nested_like_query(values: Tensor, ragged: int) -> Tensor:
         return torch.nested.nested_tensor_from_jagged(values, query.offsets(), jagged_dim=ragged, max_seqlen=longest[0])
 
     if num_results == 1:
         return nested_like_query(result, 1)
-    rows = (each if each is None else nested_like_query(each, 2) for each in result[1:])
-    return (nested_like_query(result[0], 1), *rows)
+    others = (each if each is None else nested_like_query(each, 2) for each in result[1:])
+    return (nested_like_query(result[0], 1), *others)

@@ -32,9 +32,9 @@ from ._arguments import (
     mask_with_four_axes,
     num_results_of,
     packed_extents,
-    range_pair,
     refuse_dropout_by_position,
     refuse_keywords,
+    row_masks,
     said,
     settings_of,
     with_layout_hint,
@@ -337,7 +337,7 @@ def _inputs(
     intervals: Tuple[Any, Any],
     offsets: Tuple[Any, Any],
     sink: Any,
-    ranges: Tuple[Any, Any],
+    rows: Tuple[Any, ...],
     extents: Extents,
 ) -> Tuple[Optional[Tensor], ...]:
     """Everything that was given, checked, in the order and form that the library takes."""
@@ -346,7 +346,7 @@ def _inputs(
             check_layout(each, name)
     mask = None if mask is None else mask_with_four_axes(mask, extents)
     bias = None if bias is None else bias_with_four_axes(bias, extents)
-    return _autocast((*tensors, mask, bias, *intervals, *offsets, sink, *ranges))
+    return _autocast((*tensors, mask, bias, *intervals, *offsets, sink, *rows))
 
 
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
@@ -374,6 +374,7 @@ if TYPE_CHECKING:
         window_size: Union[Sequence[Optional[int]], Tensor]
         key_intervals: Optional[Tuple[Tensor, Tensor]]
         row_intervals: Optional[Tuple[Tensor, Tensor]]
+        block_mask: Optional[Tensor]
         prefix_lengths: Optional[Tensor]
         sink: Optional[Tensor]
         lse_without_sink: bool
@@ -437,6 +438,7 @@ def flash_dmattn_func(
     window_size: Union[Sequence[Optional[int]], Tensor] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     row_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    block_mask: Optional[Tensor] = None,
     document_ids: Optional[Tensor] = None,
     prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -469,6 +471,8 @@ def flash_dmattn_func(
             masks.KeyIntervals that was made for another number of rows is refused.
         row_intervals: (start, end), int32 [B|1, H|Hkv|1, n, Sq], n from 1 to 4: row i sees the keys start <= j < end of
             each of its n ranges, as far as the other masks say. On the CPU only. Default None.
+        block_mask: bool [B|1, H|Hkv|1, ceil(Sq / b), ceil(Sk / b)], b 64 or 128, True = the rows and keys of the block
+            see each other, as far as the other masks say. On the CPU only. Default None.
         document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.
         prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. These two
             and an array of windows become key intervals by masks.rule_intervals; where several calls have the same,
@@ -521,23 +525,23 @@ def flash_dmattn_func(
         softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
     )
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
-    ranges = range_pair(row_intervals)
+    rows = row_masks(row_intervals, block_mask)
     tensors = (query, key, value)
     try:
         if num_results < 3 and not torch.compiler.is_compiling():
             wanted = num_results == 2, False
-            given = (*tensors, attn_mask, attn_bias, *pair, None, None, sink, *ranges)
+            given = (*tensors, attn_mask, attn_bias, *pair, None, None, sink, *rows)
             result = _native.attend(*given, settings, *wanted)
             if result is not None:
                 return result
-        refuse_transforms((*tensors, attn_mask, attn_bias, *pair, sink, *ranges))
+        refuse_transforms((*tensors, attn_mask, attn_bias, *pair, sink, *rows))
         if getattr(query, "is_nested", False) and query.layout is torch.jagged and not return_attn_probs:
             from ._nested import attend_jagged
 
-            return attend_jagged(tensors, attn_mask, attn_bias, pair, sink, ranges, settings, num_results)
+            return attend_jagged(tensors, attn_mask, attn_bias, pair, sink, rows, settings, num_results)
         _check_kinds(tensors, 4)
         extents = dense_extents(query.shape, key.shape)
-        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), sink, ranges, extents)
+        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), sink, rows, extents)
         if not return_attn_probs:
             return _attend(inputs, settings, num_results)
         out, lse = _attend(inputs, settings, 2)
@@ -612,6 +616,7 @@ def flash_dmattn_varlen_func(
     window_size: Union[Sequence[Optional[int]], Tensor] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     row_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    block_mask: Optional[Tensor] = None,
     prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     lse_without_sink: bool = False,
@@ -632,6 +637,7 @@ def flash_dmattn_varlen_func(
             start of each sequence.
         key_intervals: (start, end), int32 [H|Hkv|1, total_k], rows counted from the start of each sequence.
         row_intervals: (start, end), int32 [H|Hkv|1, n, total_q], keys counted from the start of each sequence.
+        block_mask: as in flash_dmattn_func with Sq, Sk = max_seqlen_q, max_seqlen_k.
         softmax_scale, is_causal, softcap, deterministic, window_size, prefix_lengths, sink, lse_without_sink,
             return_lse, return_lse_low: as in flash_dmattn_func.
         scale, others: as in flash_dmattn_func.
@@ -678,8 +684,8 @@ def flash_dmattn_varlen_func(
             kind = f"{each.dtype}, of shape {list(each.shape)}" if isinstance(each, Tensor) else said(each)
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
-    ranges = range_pair(row_intervals)
-    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, ranges, settings, num_results)
+    rows = row_masks(row_intervals, block_mask)
+    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, rows, settings, num_results)
 
 
 def attend_packed(
@@ -689,7 +695,7 @@ def attend_packed(
     intervals: Tuple[Any, Any],
     offsets: Tuple[Tensor, Tensor],
     sink: Optional[Tensor],
-    ranges: Tuple[Any, Any],
+    rows: Tuple[Any, ...],
     settings: Settings,
     num_results: int,
 ) -> Any:
@@ -699,7 +705,7 @@ def attend_packed(
     if 0 in longest and offsets[0].is_cpu and any(getattr(each, "ndim", 4) != 4 for each in (mask, bias)):
         longest = [most or max(each.diff().tolist(), default=0) for most, each in zip(longest, offsets)]
     extents = packed_extents(tensors[0].shape, tensors[1].shape, offsets[0].shape, longest)
-    return _attend(_inputs(tensors, mask, bias, intervals, offsets, sink, ranges, extents), settings, num_results)
+    return _attend(_inputs(tensors, mask, bias, intervals, offsets, sink, rows, extents), settings, num_results)
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
@@ -756,7 +762,7 @@ def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings, device: tor
 def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype) -> Tensor:
     """softmax of the visible scores and the sinks, [B, H, Sq, Sk], computed in `dtype`, returned in q's; 0 where not
     visible."""
-    q, k, _, mask, bias, start, end, _, _, sink, *ranges = inputs
+    q, k, _, mask, bias, start, end, _, _, sink, *ranges, blocks = inputs
     heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
     numbers: Any = settings
     scale, softcap = numbers[SETTING["softmax_scale"]], numbers[SETTING["softcap"]]
@@ -781,6 +787,10 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
         key = torch.arange(seqlen_k, device=q.device)
         first, last = (_per_query_head(each, heads)[..., None] for each in ranges)  # [B, H, n, Sq, 1]
         visible = visible & ((first <= key) & (key < last)).any(2)
+    if blocks is not None:
+        size = 64 if 64 * blocks.shape[2] >= seqlen_q and 64 * blocks.shape[3] >= seqlen_k else 128
+        wide = _per_query_head(blocks, heads).repeat_interleave(size, 2).repeat_interleave(size, 3)
+        visible = visible & wide[:, :, :seqlen_q, :seqlen_k].bool()
     scores = scores.masked_fill(~visible, -torch.inf)
     if sink is not None:
         logits = sink.to(dtype).reshape(-1, heads).logsumexp(0)[:, None, None].expand(*scores.shape[:-1], 1)

@@ -29,8 +29,9 @@ from ._arguments import (
     check_axes,
     dense_extents,
     interval_pair,
-    refuse_causal_prefixes,
     mask_with_four_axes,
+    refuse_causal_prefixes,
+    row_masks,
     settings_of,
 )
 
@@ -182,6 +183,8 @@ def attention(
     *,
     window_size: Any = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
+    row_intervals: Optional[Tuple[Any, Any]] = None,
+    block_mask: Any = None,
     document_ids: Any = None,
     prefix_lengths: Any = None,
     sink: Any = None,
@@ -202,6 +205,10 @@ def attention(
         window_size: (left, right): keys from i + Sk - Sq - left to i + Sk - Sq + right; None or -1: no limit, the
             default. Or int32 [H|Hkv, 2]: that of each head.
         key_intervals: (start, end), int32 [B, h, Sk]: key j is seen by rows start <= i < end. Default None.
+        row_intervals: (start, end), int32 [B|1, h, n, Sq], n from 1 to 4: row i sees the keys start <= j < end of each
+            of its n ranges. On the CPU only. Default None.
+        block_mask: bool [B|1, h, ceil(Sq / b), ceil(Sk / b)], b 64 or 128: True: the rows and keys of the block see
+            each other. On the CPU only. Default None.
         document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.
         prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. Default None.
         sink: [H] or [n, H]: logits that join the sum of each row of their head. Default None.
@@ -244,6 +251,11 @@ def attention(
     if key_intervals is not None:
         start, end = interval_pair(key_intervals, given["q"])
         given |= {"interval_start": jnp.asarray(start, jnp.int32), "interval_end": jnp.asarray(end, jnp.int32)}
+    start, end, blocks = row_masks(row_intervals, block_mask)
+    if row_intervals is not None:
+        given |= {"row_start": jnp.asarray(start, jnp.int32), "row_end": jnp.asarray(end, jnp.int32)}
+    if blocks is not None:
+        given["block_mask"] = jnp.asarray(blocks)
     if sink is not None:
         given["sink"] = jnp.asarray(sink)
     settings = settings_of(softmax_scale, None, is_causal, softcap, deterministic, window_size)

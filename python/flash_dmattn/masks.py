@@ -30,22 +30,28 @@ from ._arguments import (
 from ._arrays import Borrowed, borrow, borrow_needed, check_byte_order, describe
 from ._device_arrays import CPU, device_of, lender_of
 from ._key_rules import rule_intervals
+from ._row_masks import FlexMask, blocks_from_lists, from_block_mask, from_flex_ranges, rule_row_intervals
 from ._topk_state import TopKState
 
 Array = TypeVar("Array")
 
 __all__ = [
+    "FlexMask",
     "KeyIntervals",
     "TopKState",
+    "blocks_from_lists",
     "causal_intervals",
     "create_mask",
     "document_intervals",
+    "from_block_mask",
+    "from_flex_ranges",
     "intervals_from_mask",
     "intervals_to_mask",
     "key_bias",
     "mask_blocks",
     "prefix_intervals",
     "rule_intervals",
+    "rule_row_intervals",
     "topk_intervals",
     "window_intervals",
 ]

@@ -133,6 +133,7 @@ PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, 
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_intervals_to_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_mask_blocks(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_blocks_from_lists(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_create_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_key_bias(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_key_bias_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -3,8 +3,8 @@
 #ifndef FLASH_DMATTN_NATIVE_FIELDS_H
 #define FLASH_DMATTN_NATIVE_FIELDS_H
 
-/* TOKENS: [B, S, H, D], packed [total, H, D]. SCORES: [B|1, h, Sq|1, Sk|1]. KEYS: [B|1, h, Sk]. ROWS: [B, H, Sq].
- * OFFSETS: [B + 1]. HEADS: [H] or [n, H]. RANGES: [B|1, h, n, Sq]. */
+/* TOKENS: [B, S, H, D], packed [total, H, D]. SCORES: [B|1, h, Sq|1, Sk|1], or blocks of both. KEYS: [B|1, h, Sk].
+ * ROWS: [B, H, Sq]. OFFSETS: [B + 1]. HEADS: [H] or [n, H]. RANGES: [B|1, h, n, Sq]. */
 enum native_axes { AXES_TOKENS, AXES_SCORES, AXES_KEYS, AXES_ROWS, AXES_OFFSETS, AXES_HEADS, AXES_RANGES };
 enum { OPTIONAL, NEEDED };
 
@@ -22,7 +22,8 @@ enum { OPTIONAL, NEEDED };
     PLAIN(ARG_CU_SEQLENS_K, cu_seqlens_k, "cu_seqlens_k", AXES_OFFSETS, OPTIONAL)         \
     DIFFERENTIABLE(ARG_SINK, sink, "sink", AXES_HEADS, OPTIONAL, ARG_DSINK, dsink)        \
     PLAIN(ARG_ROW_START, row_start, "row_intervals start", AXES_RANGES, OPTIONAL)         \
-    PLAIN(ARG_ROW_END, row_end, "row_intervals end", AXES_RANGES, OPTIONAL)
+    PLAIN(ARG_ROW_END, row_end, "row_intervals end", AXES_RANGES, OPTIONAL)               \
+    PLAIN(ARG_BLOCK_MASK, block_mask, "block_mask", AXES_SCORES, OPTIONAL)
 
 /* What the forward writes and the backward reads: the same columns; NEEDED by the backward. */
 #define NATIVE_RESULTS(DIFFERENTIABLE, PLAIN)                                \

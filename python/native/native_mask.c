@@ -111,6 +111,15 @@ PyObject *native_mask_blocks(PyObject *module, PyObject *const *arguments, Py_ss
     NATIVE_RUN_AND_RETURN(&read, fdm_mask_blocks(t[0], block_q, block_k, t[1], read.stream));
 }
 
+/* blocks_from_lists(counts, indices, blocks, stream's address) */
+PyObject *native_blocks_from_lists(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    struct native_arguments read;
+    fdm_tensor **t = read.tensors;
+    if (native_read(&read, arguments, count, 3, 0))
+        return NULL;
+    NATIVE_RUN_AND_RETURN(&read, fdm_blocks_from_lists(t[0], t[1], t[2], read.stream));
+}
+
 /* create_mask(bias, attention_mask or None, mask, window, min_value, block_size, stream's address) */
 PyObject *native_create_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     struct native_arguments read;

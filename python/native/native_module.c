@@ -100,6 +100,7 @@ static PyMethodDef methods[] = {
     {"intervals_from_mask", FASTCALL(native_intervals_from_mask), "A dense mask as key intervals."},
     {"intervals_to_mask", FASTCALL(native_intervals_to_mask), "Key intervals as a dense mask."},
     {"mask_blocks", FASTCALL(native_mask_blocks), "What a dense mask shows of blocks."},
+    {"blocks_from_lists", FASTCALL(native_blocks_from_lists), "A block mask of counts and indices."},
     {"create_mask", FASTCALL(native_create_mask), "A dense mask of the largest biases."},
     {"device", native_device, METH_NOARGS, "Facts of the CPU."},
     {"cuda_devices", native_cuda_devices, METH_NOARGS, "Number of CUDA devices that can be used."},

@@ -29,6 +29,7 @@ class Operands(NamedTuple):
     sink: Optional[Tensor] = None
     row_start: Optional[Tensor] = None
     row_end: Optional[Tensor] = None
+    block_mask: Optional[Tensor] = None
 
 
 assert Operands._fields == tuple(field.name for field in INPUTS)
