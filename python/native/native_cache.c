@@ -26,7 +26,18 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
  * allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, CACHE, OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
-    enum { INTERLEAVED = NUM_SETTINGS, INVARIANCE, SPLITS, SPLIT_KEYS, THREADS, FAMILY, NUM_ON_CPU, STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
+    enum {
+        INTERLEAVED = NUM_SETTINGS,
+        INVARIANCE,
+        SPLITS,
+        SPLIT_KEYS,
+        THREADS,
+        FAMILY,
+        NUM_ON_CPU,
+        STREAM = NUM_ON_CPU,
+        ALLOCATE,
+        NUM_ON_CUDA
+    };
     const int on_cuda = count == NUM + NUM_ON_CUDA;
     struct tensor_argument storage[NUM];
     fdm_tensor *t[NUM];

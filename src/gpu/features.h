@@ -81,9 +81,8 @@ enum gpu_feature {
 #undef GPU_FEATURE_BIT
     /* What a kernel takes as it takes rows and keys. Row intervals, block masks, lengths on the device, caches and rules
      * for splits are not in it. */
-    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) &
-                        ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK | GPU_FEATURE_SEQUSED |
-                          GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
+    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK |
+                                                          GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };
 
 /* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */

@@ -154,9 +154,8 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
         .dbias_rows = (int32_t)shape[2],
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = gpu_dbias_kind(p) == GPU_DBIAS_KEYS ? needs->dbias_shares : 0,
-        .zero_dbias =
-            gpu_dbias_kind(p) == GPU_DBIAS_DIRECT &&
-            (gpu_bounded(p) || p->has_mask || p->has_intervals || p->has_row_intervals || p->varlen),
+        .zero_dbias = gpu_dbias_kind(p) == GPU_DBIAS_DIRECT &&
+                      (gpu_bounded(p) || p->has_mask || p->has_intervals || p->has_row_intervals || p->varlen),
         .group_parts = needs->group_parts > 1 ? needs->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),
         .lse_factor = needs->lse_factor,
@@ -278,8 +277,7 @@ static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel,
     int64_t x = blocks_of(rows, 16 * BACKWARD_ROWS_WARPS), y = p->heads, z = p->batch;
     uint8_t *const block_mask = (uint8_t *)(uintptr_t)a->in.block_mask;
     switch (which) {
-    case BLOCK_MASK:
-        return block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
+    case BLOCK_MASK: return block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
     case ROW_BLOCK_MASK:
         return row_block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
     case BLOCK_ORDER:

@@ -89,8 +89,7 @@ fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem
 /* That of row intervals, or of both: behind that of the mask in the workspace, which was made before. */
 void row_block_mask_request(const fdm_problem *problem, struct cuda_kernel_request *request);
 fdm_status row_block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
-                                 int32_t block_n, uint8_t *workspace, void *stream,
-                                 struct gpu_forward_params *params);
+                                 int32_t block_n, uint8_t *workspace, void *stream, struct gpu_forward_params *params);
 /* That of a mask with rows, of row intervals, or of both: its bytes of workspace; its kernels, at most
  * GPU_BLOCK_MASK_KERNELS, and how many; and their launches. */
 enum { GPU_BLOCK_MASK_KERNELS = 2 };

@@ -124,11 +124,10 @@ static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, con
     if (wishes.kernel)
         wishes.kernel = kernel_current_name(wishes.kernel);
     if (!status)
-        status =
-            tuning_wish(options ? options->tune : FDM_TUNE_DEFAULT,
-                        wishes.kernel || wishes.family || wishes.scheduler != SCHEDULER_ANY || problem->deterministic ||
-                            problem_fixes_splits(problem),
-                        &wishes.tune);
+        status = tuning_wish(options ? options->tune : FDM_TUNE_DEFAULT,
+                             wishes.kernel || wishes.family || wishes.scheduler != SCHEDULER_ANY ||
+                                 problem->deterministic || problem_fixes_splits(problem),
+                             &wishes.tune);
     if (!status && device_type == FDM_CPU) {
         int32_t most;
         status = thread_wish(options, &most);

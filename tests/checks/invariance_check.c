@@ -137,9 +137,8 @@ static void fill(const struct call *c) {
 }
 
 static fdm_status attend(const struct call *c, const fdm_options *given) {
-    const fdm_cache cache = {.struct_bytes = sizeof cache,
-                             .block_table = c->page ? &t[TABLE].tensor : NULL,
-                             .lengths = &t[LENGTHS].tensor};
+    const fdm_cache cache = {
+        .struct_bytes = sizeof cache, .block_table = c->page ? &t[TABLE].tensor : NULL, .lengths = &t[LENGTHS].tensor};
     const fdm_tensors tensors = {.struct_bytes = sizeof tensors,
                                  .q = &t[Q].tensor,
                                  .k = &t[K].tensor,
@@ -258,8 +257,8 @@ static void draw_scene(void) {
     s.options.invariance = 1 + below(2);
     s.options.causal = s.options.invariance == FDM_INVARIANCE_SCHEDULE || below(2);
     const int many = s.options.invariance == FDM_INVARIANCE_SCHEDULE || below(3) == 0;
-    s.dtype = (fdm_dtype)(on_cuda && many ? PICK(FDM_FLOAT16, FDM_BFLOAT16)
-                                          : PICK(FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16));
+    s.dtype =
+        (fdm_dtype)(on_cuda && many ? PICK(FDM_FLOAT16, FDM_BFLOAT16) : PICK(FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16));
     s.heads_kv = 1 + below(2);
     s.heads = s.heads_kv * PICK(1, 2, 4);
     s.head_dim = on_cuda ? PICK(64, 128) : PICK(16, 24, 64, 80);
@@ -279,7 +278,8 @@ static const char *check_bits(const struct options *o, char *about, size_t bytes
     draw_scene();
     if (s.options.invariance == FDM_INVARIANCE_SCHEDULE && s.rows > s.keys)
         s.rows = s.keys;
-    snprintf(about, bytes, "%s on %s, invariance %lld, H %lld/%lld D %lld, %lld rows of %lld keys%s, window %lld, %lld "
+    snprintf(about, bytes,
+             "%s on %s, invariance %lld, H %lld/%lld D %lld, %lld rows of %lld keys%s, window %lld, %lld "
              "splits, %lld keys each",
              fdm_dtype_name(s.dtype), s.device.type == FDM_CUDA ? "CUDA" : "the CPU", (long long)s.options.invariance,
              (long long)s.heads, (long long)s.heads_kv, (long long)s.head_dim, (long long)s.rows, (long long)s.keys,

@@ -88,7 +88,8 @@ static const struct cpu_kernels *kernels_of(const fdm_problem *problem, const fd
 }
 
 int cpu_decode_suits(const fdm_problem *problem) {
-    return problem->pass == FDM_FORWARD && problem->invariance < FDM_INVARIANCE_SCHEDULE && problem->dtype != FDM_FLOAT64 && problem->heads_kv > 0 &&
+    return problem->pass == FDM_FORWARD && problem->invariance < FDM_INVARIANCE_SCHEDULE &&
+           problem->dtype != FDM_FLOAT64 && problem->heads_kv > 0 &&
            problem->seqlen_q * (problem->heads / problem->heads_kv) <= ROWS_MAX;
 }
 
@@ -109,8 +110,8 @@ static int64_t padded_rows(int64_t rows, int32_t most) {
 
 /* Chunks that options ask for, of a sequence of so many keys. */
 static int64_t wanted_chunks(const fdm_problem *problem, int64_t seqlen_k) {
-    const int64_t chunks = problem->num_splits ? problem->num_splits
-                                               : smaller((seqlen_k + PART_KEYS - 1) / PART_KEYS, PARTS_MAX);
+    const int64_t chunks =
+        problem->num_splits ? problem->num_splits : smaller((seqlen_k + PART_KEYS - 1) / PART_KEYS, PARTS_MAX);
     return chunks > 1 ? chunks : 1;
 }
 /* Keys of a chunk of such a sequence. */

@@ -143,6 +143,7 @@ pub struct fdm_tensors {
     pub cache: *const fdm_cache,
     pub row_start: *const fdm_tensor,
     pub row_end: *const fdm_tensor,
+    pub block_mask: *const fdm_tensor,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -265,7 +266,10 @@ pub struct fdm_problem {
     pub invariance: i32,
     pub num_splits: i32,
     pub split_keys: i32,
-    pub reserved: [i32; 4],
+    pub block_mask_size: i32,
+    pub block_mask_batch: i32,
+    pub block_mask_heads: i32,
+    pub reserved: [i32; 1],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -692,6 +696,9 @@ pub struct fdm_ranks_options {
     pub all_keys: i32,
     pub num_threads: i32,
     pub other_kernel: i32,
+    pub head_ranks: i32,
+    pub reserved: i32,
+    pub memory_bytes: i64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -801,6 +808,7 @@ extern "C" {
     pub fn fdm_intervals_from_mask(mask: *const fdm_tensor, start: *mut fdm_tensor, end: *mut fdm_tensor, exact: *mut i32, stream: *mut c_void) -> fdm_status;
     pub fn fdm_intervals_to_mask(start: *const fdm_tensor, end: *const fdm_tensor, mask: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_mask_blocks(mask: *const fdm_tensor, block_q: i64, block_k: i64, blocks: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
+    pub fn fdm_blocks_from_lists(counts: *const fdm_tensor, indices: *const fdm_tensor, blocks: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_create_mask(bias: *const fdm_tensor, attention_mask: *const fdm_tensor, window: i64, min_value: f64, block_size: i64, mask: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_topk_fill(bias: *const fdm_tensor, end: *const fdm_tensor, k: *const fdm_tensor, v: *const fdm_tensor, block_table: *const fdm_tensor, slots: *const fdm_topk_slots, stream: *mut c_void) -> fdm_status;
     pub fn fdm_topk_append(bias: *const fdm_tensor, real: *const fdm_tensor, k: *const fdm_tensor, v: *const fdm_tensor, slots: *const fdm_topk_slots, slot: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;

@@ -19,8 +19,8 @@
     X(PARTS)      /* dkv: 1: a block takes a part of a group of heads, and leaves sums in float32 */
 
 #define HOPPER_BACKWARD_2PASS_DQ_ROWS 128 /* query rows of a block of the first kernel */
-#define HOPPER_BACKWARD_2PASS_KEYS    64 /* keys of its step, and of a block of the second, whose steps have 64 rows */
-#define HOPPER_BACKWARD_2PASS_STAGES  2  /* of K in the first, of Q and dO in the second */
+#define HOPPER_BACKWARD_2PASS_KEYS    64  /* keys of its step, and of a block of the second, whose steps have 64 rows */
+#define HOPPER_BACKWARD_2PASS_STAGES  2   /* of K in the first, of Q and dO in the second */
 #define HOPPER_BACKWARD_2PASS_THREADS 384
 #define HOPPER_BACKWARD_2PASS_MASK    64 /* rows and keys of a tile of the block mask */
 

@@ -48,7 +48,7 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define F16    (DTYPE == GPU_FLOAT16)
 #define RANGED (INTERVALS || (MASK && !MASK_ROWS))
 #define WALKED (BLOCK_MASKED || RANGED) /* the producer says which tile a step has */
-#define PASSES (WINDOW && !WALKED)   /* a warpgroup passes by steps that only others see */
+#define PASSES (WINDOW && !WALKED)      /* a warpgroup passes by steps that only others see */
 static_assert(!RANGED || (!BLOCK_MASKED && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
 static_assert(!ROW_INTERVALS || (!SPLITS && PACKED_HEADS == 1), "so do row intervals beside splits and packed heads");
 
@@ -207,8 +207,8 @@ struct producer {
 
     /* The block mask of the item's rows: GPU_BLOCK_* of each tile. */
     __device__ __forceinline__ const uint8_t *block_mask_of(const struct item_facts &f) const {
-        return a.in.block_mask + f.batch * a.in.block_mask_batch + f.head / a.in.block_mask_group * a.in.block_mask_head +
-               f.first_row / BLOCK_M * a.in.block_mask_row;
+        return a.in.block_mask + f.batch * a.in.block_mask_batch +
+               f.head / a.in.block_mask_group * a.in.block_mask_head + f.first_row / BLOCK_M * a.in.block_mask_row;
     }
     /* The last tile up to `tile` of which the mask shows something, or one below first_tile. */
     static __device__ __forceinline__ int visible_tile(const uint8_t *block_mask, int tile, int first_tile) {

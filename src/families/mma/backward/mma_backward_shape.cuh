@@ -23,7 +23,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
 #define SCARCE (WIDEST > 192 && (VARLEN || BIAS || MASK || ROW_INTERVALS || DETERMINISTIC))
-#define CROWDED                                   \
+#define CROWDED                                                                                   \
     (SOFTCAP || (ROW_INTERVALS && (MASK || BIAS || INTERVALS || VARLEN)) || (VARLEN && PAIRED) || \
      (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
@@ -44,9 +44,9 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
-#define DQ_EARLY     (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
-#define KEY_BIAS     (BIAS && !BIAS_ROWS)
-#define BARE         (SCORES_BARE && !MASK && !INTERVALS && !ROW_INTERVALS && !VARLEN && !DETERMINISTIC)
+#define DQ_EARLY (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
+#define KEY_BIAS (BIAS && !BIAS_ROWS)
+#define BARE     (SCORES_BARE && !MASK && !INTERVALS && !ROW_INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)

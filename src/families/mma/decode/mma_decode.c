@@ -176,9 +176,7 @@ static int64_t given_splits(const fdm_problem *p) {
                            : 0;
 }
 static int32_t split_rule(const fdm_problem *p) {
-    return p->split_keys                     ? p->split_keys
-           : p->invariance && !p->num_splits ? MMA_PARTS_BY_LENGTH
-                                             : MMA_PARTS_EQUAL;
+    return p->split_keys ? p->split_keys : p->invariance && !p->num_splits ? MMA_PARTS_BY_LENGTH : MMA_PARTS_EQUAL;
 }
 
 /* Why it cannot have what the options say of splits. */
@@ -245,7 +243,8 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     if (p->num_splits > 1 || p->split_keys)
         return NULL;
     if (p->invariance) /* batch and bounds do not count */
-        return packed_rows(p) <= MMA_DECODE_PARTS_ROWS ? NULL : "beside invariance at most 64 rows of a KV head suit it";
+        return packed_rows(p) <= MMA_DECODE_PARTS_ROWS ? NULL
+                                                       : "beside invariance at most 64 rows of a KV head suit it";
     if (p->seqlen_k < keys_min(device, p))
         return "other kernels suit it better";
     return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
@@ -324,8 +323,8 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                  "; %d splits of the keys %s %d multiprocessors with %lld KV heads; %d stage%s of %d keys (%lld KB)",
                  plan->parameters[SPLITS],
                  problem_fixes_splits(p) ? "at most, as invariance, num_splits or split_keys say, are on" : "fill",
-                 device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
-                 plan->stages == 1 ? "" : "s", plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
+                 device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages, plan->stages == 1 ? "" : "s",
+                 plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
     if (plan->stages == 1)
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, ": all that a split reads, at once");
     else if (lists_keys(p))
@@ -481,9 +480,8 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int as_given = !given_splits(p) || splits == given_splits(p);
     const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
-           as_given &&
-           (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) && stages >= 1 && stages <= STAGES_MAX &&
-           plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
+           as_given && (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) && stages >= 1 &&
+           stages <= STAGES_MAX && plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
            (!plan->parameters[ORDERED] || (plan->parameters[ORDERED] == 1 && can_order)) &&
            plan->block_m == 16 * t.row_groups && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
@@ -551,9 +549,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
-    .features = (GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
-                 GPU_FEATURE_SPLITS) &
-                ~GPU_FEATURE_UNALIGNED,
+    .features =
+        (GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS) &
+        ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

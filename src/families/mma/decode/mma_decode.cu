@@ -91,7 +91,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
      : LISTED || SOFTCAP       ? 2             \
                                : 4) /* of Q K^T whose reads may be ahead: more would spill */
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
-#define KEEP_ROWS \
+#define KEEP_ROWS                                                                 \
     (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32 && !(MASK && BIAS && INTERVALS) && \
      !(ROW_INTERVALS && (MASK || BIAS || INTERVALS)))
 #define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
@@ -105,7 +105,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define LANE_KEYS (STEP_KEYS / 4)
 #define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
 /* Of the keys that are there, or listed, rows may see some and not others. */
-#define KEYS_DIFFER (WINDOW || BIAS || ROW_INTERVALS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
+#define KEYS_DIFFER \
+    (WINDOW || BIAS || ROW_INTERVALS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");

@@ -41,9 +41,9 @@
 #define MMA_PARTS_BY_LENGTH 1 /* of as many as mma_decode_parts() says of the block's own sequence; others have none */
 
 /* How many splits the keys that rows see have, whatever else is in the call: of `rows` of a KV head. */
-#define MMA_DECODE_PART_KEYS    1024
-#define MMA_DECODE_PARTS_MAX    32
-#define MMA_DECODE_PARTS_ROWS   64 /* more rows have one */
+#define MMA_DECODE_PART_KEYS  1024
+#define MMA_DECODE_PARTS_MAX  32
+#define MMA_DECODE_PARTS_ROWS 64 /* more rows have one */
 GPU_INLINE int32_t mma_decode_parts(int64_t keys, int64_t rows) {
     const int64_t parts = (keys + MMA_DECODE_PART_KEYS - 1) / MMA_DECODE_PART_KEYS;
     return rows > MMA_DECODE_PARTS_ROWS || parts < 1 ? 1

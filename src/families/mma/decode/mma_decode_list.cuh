@@ -120,8 +120,8 @@ struct list {
 };
 
 /* The ranges of row i of the head. */
-__device__ __forceinline__ struct row_ranges ranges_of(const struct gpu_forward_params &a,
-                                                       const struct head_view &view, int i) {
+__device__ __forceinline__ struct row_ranges ranges_of(const struct gpu_forward_params &a, const struct head_view &view,
+                                                       int i) {
     return {view.ranges.start + i * a.row_intervals.start_row, view.ranges.end + i * a.row_intervals.end_row};
 }
 
@@ -167,7 +167,9 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = MASK || ROW_INTERVALS ? INTERVALS || BIAS || WINDOW : INTERVALS ? BIAS || HEAD_DIM_V > 128 : BIAS != 0;
+    constexpr bool few = MASK || ROW_INTERVALS ? INTERVALS || BIAS || WINDOW
+                         : INTERVALS           ? BIAS || HEAD_DIM_V > 128
+                                               : BIAS != 0;
     constexpr int units_together = MASK && BIAS && (INTERVALS || HEAD_DIM_V > 192) ? 4
                                    : few                                           ? 8
                                          : UNITS; /* as many as registers hold */

@@ -36,12 +36,12 @@
 
 MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GROUPS       (WARPS / SHARE) /* of warps: each has its own */
-#define OWN          (16 * GROUPS)
-#define TILES        (BLOCK / 8) /* groups of eight others */
-#define OF_SCORES    (GRADIENTS & MMA_GRADIENT_OF_SCORES)
-#define OF_VALUES    (GRADIENTS & MMA_GRADIENT_OF_VALUES)
-#define ROW_WORDS    (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define GROUPS    (WARPS / SHARE) /* of warps: each has its own */
+#define OWN       (16 * GROUPS)
+#define TILES     (BLOCK / 8) /* groups of eight others */
+#define OF_SCORES (GRADIENTS & MMA_GRADIENT_OF_SCORES)
+#define OF_VALUES (GRADIENTS & MMA_GRADIENT_OF_VALUES)
+#define ROW_WORDS (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 /* Steps of add_product() between fences: fewer where registers are short. */
 #define FENCED    (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || BLOCK_MASKED || !ALIGNED) ? 8 : 16)
 #define TURN_KEYS MMA_BACKWARD32_TURN_KEYS
@@ -199,8 +199,8 @@ struct owner {
 
     /* What the mask does to the own and a step's others. */
     __device__ __forceinline__ int mask_kind(int step) const {
-        const uint8_t *block_mask =
-            a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.block_mask_group * a.in.block_mask_head;
+        const uint8_t *block_mask = a.in.block_mask + at.s.batch * a.in.block_mask_batch +
+                                    at.head / a.in.block_mask_group * a.in.block_mask_head;
         bool hidden = true, full = true;
 #pragma unroll
         for (int n = 0; n < OWN / BLOCK; n++) {
@@ -393,9 +393,8 @@ struct owner {
 #pragma unroll
         for (int half = 0; half < 2 && !OWNS_KEYS; half++) {
             const int row = min(own + half * 8, at.own_length - 1);
-            const uint32_t of_row = keys_held<2 * TILES>(
-                r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, row),
-                [&](int n) { return other + n / 2 * 8 + n % 2; });
+            const uint32_t of_row = keys_held<2 * TILES>(r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, row),
+                                                         [&](int n) { return other + n / 2 * 8 + n % 2; });
 #pragma unroll
             for (int n = 0; n < TILES; n++)
                 held |= (of_row >> 2 * n & 3) << (4 * n + 2 * half);

@@ -30,7 +30,8 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static int is_bare(const fdm_problem *p) {
-    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->has_row_intervals && !p->varlen && !(p->softcap > 0) && p->aligned;
+    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->has_row_intervals && !p->varlen &&
+           !(p->softcap > 0) && p->aligned;
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {

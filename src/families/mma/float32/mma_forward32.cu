@@ -29,10 +29,10 @@
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GROUPS       (WARPS / SHARE) /* of warps: each has its own rows */
-#define BLOCK_M      (16 * ROW_TILES * GROUPS)
-#define KEY_TILES    (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
-#define OUT_TILES    (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
+#define GROUPS    (WARPS / SHARE) /* of warps: each has its own rows */
+#define BLOCK_M   (16 * ROW_TILES * GROUPS)
+#define KEY_TILES (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
+#define OUT_TILES (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
@@ -110,10 +110,10 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
     uint32_t held[2 * ROW_TILES];
 #pragma unroll
     for (int half = 0; half < 2 * ROW_TILES && ROW_INTERVALS && partial; half++)
-        held[half] = keys_held<2 * KEY_TILES>(a.row_intervals,
-                                              ranges_of_row(a.row_intervals, at.s.batch, at.s.q_begin, at.head,
-                                                            min(first + half * 8, at.s.seqlen_q - 1)),
-                                              [&](int i) { return tile_key + i / 2 * 8 + lane % 4 * 2 + i % 2; });
+        held[half] = keys_held<2 * KEY_TILES>(
+            a.row_intervals,
+            ranges_of_row(a.row_intervals, at.s.batch, at.s.q_begin, at.head, min(first + half * 8, at.s.seqlen_q - 1)),
+            [&](int i) { return tile_key + i / 2 * 8 + lane % 4 * 2 + i % 2; });
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
         const int column = n * 8 + lane % 4 * 2;

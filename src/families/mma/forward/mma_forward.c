@@ -114,8 +114,7 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
         (!t->arch_max || own <= t->arch_max) && (!is_cached(p) || !t->cache_arch_max || own <= t->cache_arch_max);
     const int64_t seqlen_k = p->invariance ? 0 : p->seqlen_k; /* a bound of others may be shorter */
     return dims && scored && arch && (gpu_bounded(p) ? t->windowed != 0 : t->windowed != 2) &&
-           extras_of(p) <= t->extras_max && seqlen_k >= t->seqlen_k_min &&
-           shared_bytes(t, p) <= device->shared_bytes;
+           extras_of(p) <= t->extras_max && seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
@@ -193,10 +192,11 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     gpu_set_problem_constants(request, p,
                               (gpu_lists_keys(p) ? GPU_ALIKE_WINDOW : 0) |
                                   (stages_scores(p) && t->block_n % 32 == 0 ? 0 : GPU_ALIKE_SCORES_ALIGNED));
-    GPU_ADD_CONSTANTS(request, MMA_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
-                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPS = t->warps, .ROW_TILES = t->row_tiles,
-                      .BLOCK_N = t->block_n, .STAGES = t->stages, .MIN_BLOCKS = t->blocks,
-                      .Q_IN_REGISTERS = t->q_in_registers, .OPTIMISTIC = t->optimistic && p->invariance < FDM_INVARIANCE_SCHEDULE, .REDO = gpu_hides_pairs(p));
+    GPU_ADD_CONSTANTS(
+        request, MMA_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim), .HEAD_DIM_V = padded(p->head_dim_v),
+        .WARPS = t->warps, .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n, .STAGES = t->stages,
+        .MIN_BLOCKS = t->blocks, .Q_IN_REGISTERS = t->q_in_registers,
+        .OPTIMISTIC = t->optimistic && p->invariance < FDM_INVARIANCE_SCHEDULE, .REDO = gpu_hides_pairs(p));
     request->file = "families/mma/forward/mma_forward.cu";
     request->entry = "mma_forward";
     request->shared_bytes = shared_bytes(t, p);
@@ -240,8 +240,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
-                GPU_FEATURE_SPLITS,
+    .features =
+        GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -8,17 +8,17 @@
 #include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the plan's and the cache's listing. */
-#define MMA_FORWARD_CONSTANTS(X)                                                                          \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                                \
-    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                               \
-    X(WARPS)                                                                                              \
-    X(ROW_TILES)      /* 16-row tiles of a warp: 1 or 2 */                                                \
-    X(BLOCK_N)        /* keys of a step */                                                                \
-    X(STAGES)         /* tiles of K and V in flight: 2 or more */                                         \
-    X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                \
-    X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                             \
+#define MMA_FORWARD_CONSTANTS(X)                                                                                    \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                                          \
+    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                                         \
+    X(WARPS)                                                                                                        \
+    X(ROW_TILES)      /* 16-row tiles of a warp: 1 or 2 */                                                          \
+    X(BLOCK_N)        /* keys of a step */                                                                          \
+    X(STAGES)         /* tiles of K and V in flight: 2 or more */                                                   \
+    X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                          \
+    X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                                       \
     X(OPTIMISTIC) /* 1: P is made with the maxima of the tiles before, and again where a row of the warp outgrew */ \
-    X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
+    X(REDO)       /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (contract/family.h). */
 #define MMA_FORWARD_PARAMETERS(X) X(TILE) /* of the list in mma_forward.c */
