@@ -40,20 +40,25 @@ struct block *block_of_window(uintptr_t address) {
     return device.slots[number / CLUSTER_MAX].blocks[number % CLUSTER_MAX];
 }
 
-/* The readers of a word: a place for each warp of the cluster and for each of its agents. */
+/* The readers of a word: a place for each warp of the cluster and for each of its agents. Large and seldom full, so the
+ * pages are the system's, given when they are first written: MALLOC_PERTURB_, as Meson sets it, has malloc() and
+ * calloc() write all of them, 11 GB. */
+static size_t readers_bytes(unsigned slots) { return (size_t)WINDOW_BYTES / 4 * slots * sizeof(struct reader); }
+
 static void prepare_readers(struct cluster *c, unsigned num_threads) {
     unsigned slots = c->num_blocks * ((num_threads + LANES - 1) / LANES + WARPGROUPS_MAX + 1);
     slots = slots < READERS_MAX ? slots : READERS_MAX;
     if (c->agent_slots != slots)
         for (unsigned r = 0; r < CLUSTER_MAX; r++)
-            if (c->blocks[r]) {
-                free(c->blocks[r]->readers);
+            if (c->blocks[r] && c->blocks[r]->readers) {
+                munmap(c->blocks[r]->readers, readers_bytes(c->agent_slots));
                 c->blocks[r]->readers = NULL;
             }
     c->agent_slots = slots;
     for (unsigned r = 0; r < c->num_blocks; r++)
         if (!c->blocks[r]->readers)
-            c->blocks[r]->readers = malloc((size_t)WINDOW_BYTES / 4 * slots * sizeof(struct reader));
+            c->blocks[r]->readers = mmap(NULL, readers_bytes(slots), PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
 /* ---- clusters ---- */
