@@ -60,9 +60,6 @@ class FlexMask(NamedTuple):
         attn_mask: bool [B, h, Sq, Sk]: what the mask function shows inside of partial blocks; None where there are
             none.
 
-    Raises:
-        Nothing.
-
     Examples:
         >>> import torch
         >>> from flash_dmattn import flash_dmattn_func, masks
