@@ -55,7 +55,7 @@ else
     printf 'not covered: compute-sanitizer is not on this machine\n\n' >>"$file"
 fi
 
-section "times: every way to run, by length (docs/lab/blackwell.md asks which shares of exponentials, orders and tiles are best)"
+section "times: every way to run, by length (docs/lab/blackwell_emulated.md asks which shares of exponentials, orders and tiles are best)"
 for pass in forward backward; do
     for head_dim in 256 128; do
         for causal in "" --causal; do

@@ -4,7 +4,7 @@
 Each way to run a problem has constants of its own, by non-negative least squares on predicted / measured: eight numbers
 that multiply the features of src/tuning/model.h, drawn towards those of its tile in any order and on any problem.
 Problems with n % 5 == 0 are never fitted to. Writes src/tuning/model_table.c; --held-back measures the model on the
-problems that are held back, writes the table of docs/lab/tuning.md, and with --plot its picture.
+problems that are held back, writes the table of docs/lab/tuning_gain.md, and with --plot its picture.
 
     scripts/tune_fit.py --fdm build/fdm bench/results/nvidia-h200/2026-11-28-tune.json [--held-back] [--check]
 """
@@ -28,7 +28,7 @@ import marked_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/tuning/model_table.c"
-PAGE = ROOT / "docs/lab/tuning.md"
+PAGE = ROOT / "docs/lab/tuning_gain.md"
 FEATURES = 8
 NEAR = 1.4  # a way that never comes so near to the fastest gets no row of its own
 LEAST = 3  # problems for a row of its own
@@ -224,10 +224,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("record", type=pathlib.Path)
     parser.add_argument("--fdm", default=str(ROOT / "build/fdm"))
-    parser.add_argument("--held-back", action="store_true", help="measure it on what was held back; into docs/lab/tuning.md")
+    parser.add_argument("--held-back", action="store_true", help="measure it on what was held back; into docs/lab/tuning_gain.md")
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--check", action="store_true", help="four-fold on what is fitted to; writes nothing")
-    parser.add_argument("--crossed", action="store_true", help="five-fold on the whole record; into docs/lab/tuning.md")
+    parser.add_argument("--crossed", action="store_true", help="five-fold on the whole record; into docs/lab/tuning_gain.md")
     options = parser.parse_args()
     arch, problems = load(options.fdm, options.record)
     fitted = [problem for problem in problems if problem["number"] % 5]

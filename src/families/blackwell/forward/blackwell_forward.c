@@ -16,9 +16,10 @@ enum { PAIR = 2, BOX_KEYS = 64, FEW_ROWS = 16, NUM_SCHEDULERS = 3 };
 struct variant {
     int32_t q_tiles, scheduler, share, exp2_degree; /* share: of exp2_shares */
 };
-/* The shares of exponentials on the FMA pipe; {1, 0} is none. By the model of docs/lab/blackwell.md a step's exponentials take
- * half of the time of its products at Dv of 256, and all of it at 128. Beside masks, biases and softcap, registers do not hold the polynomial's constants: they have none; nor has 10.3,
- * whose special function unit is twice as wide (FlashAttention-4's rule). */
+/* The shares of exponentials on the FMA pipe; {1, 0} is none. By the model of docs/lab/blackwell_emulated.md a step's
+ * exponentials take half of the time of its products at Dv of 256, and all of it at 128. Beside masks, biases and
+ * softcap, registers do not hold the polynomial's constants: they have none; nor has 10.3, whose special function unit
+ * is twice as wide (FlashAttention-4's rule). */
 static const int32_t exp2_shares[][2] = {{4, 1}, {1, 0}, {8, 1}, {8, 3}};
 enum { QUARTER, NONE, NUM_EXP2 = sizeof exp2_shares / sizeof exp2_shares[0] }; /* of them the first two */
 

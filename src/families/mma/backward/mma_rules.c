@@ -13,8 +13,8 @@
 
 #define KB(n) ((int32_t)((n)*1024))
 
-/* Tiles are query rows x keys. The rows of 9.0 were timed against every other tile (docs/backward-tiles.md); the reasons of
- * the others are those of the design. */
+/* Tiles are query rows x keys. The rows of 9.0 were timed against every other tile (docs/backward-tiles.md); the
+ * reasons of the others are those of the design. */
 const struct mma_backward_row mma_backward_rows[] = {
     {MMA_SM90, 32, MMA_ANY_LENGTH, 0, 128, 128, MMA_SINGLE_BUFFERED,
      "17 to 36 % less time than 64x128 with V in registers (H200)", "64 rows: up to 5 % slower (H200)"},
