@@ -1,5 +1,5 @@
-/* selection_table.c: prints tables of docs/backward-tiles.md and docs/selection.md from the data that the library chooses
- * by. */
+/* selection_table.c: prints tables of docs/backward-tiles.md and docs/selection.md from the data that the library
+ * chooses by. */
 #include <stdio.h>
 
 #include "device/device.h"
