@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import sys
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "scripts/compare_code.py"
+sys.path.insert(0, str(PATH.parent))
 spec = importlib.util.spec_from_file_location("compare_code", PATH)
 compare_code = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(compare_code)
