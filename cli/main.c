@@ -15,7 +15,7 @@ static const struct {
     {"attend", command_attend, "run attention on tensors in files, forward and backward, and check it"},
     {"mask", command_mask, "build masks from biases, key intervals or masks in files"},
     {"bench", command_bench, "time every kernel by name on one problem"},
-    {"tune", command_tune, "time the ways to run a problem on this machine"},
+    {"tune", command_tune, "time the variants of a problem on this machine"},
     {"cache", command_cache, "the folder of compiled kernels"},
 };
 enum { NUM_COMMANDS = sizeof commands / sizeof commands[0] };

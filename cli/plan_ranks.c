@@ -315,7 +315,7 @@ static int check_request(const struct ranks_request *r) {
     if (r->algorithm && !algorithm_of(r->algorithm))
         return complain(0, "--algorithm is '%s'; it must be gather, ulysses, both or ring", r->algorithm);
     if (!r->ranks)
-        return complain(0, "--nodes, --layout, --algorithm and what is said of links are for a plan with --ranks");
+        return complain(0, "--nodes, --layout, --algorithm, bandwidths and latencies need --ranks");
     if (r->nodes > r->ranks)
         return complain(0, "--nodes is %lld; there are only %lld ranks", (long long)r->nodes, (long long)r->ranks);
     return 1;

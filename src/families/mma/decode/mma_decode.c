@@ -246,7 +246,7 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
         return packed_rows(p) <= MMA_DECODE_PARTS_ROWS ? NULL
                                                        : "beside invariance at most 64 rows of a KV head suit it";
     if (p->seqlen_k < keys_min(device, p))
-        return "other kernels suit it better";
+        return "it has too few keys to share them among blocks";
     return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
                ? NULL
                : "of more than 16 rows of a KV head, at most 8 query rows suit it";
