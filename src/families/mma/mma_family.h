@@ -9,6 +9,7 @@ extern const struct gpu_algorithm mma_forward_algorithm;
 extern const struct gpu_algorithm mma_forward32_algorithm;
 extern const struct gpu_algorithm mma_forward_d1024_algorithm;
 extern const struct gpu_algorithm mma_backward_algorithm;
+extern const struct gpu_algorithm mma_backward_d1024_algorithm;
 extern const struct gpu_algorithm mma_backward32_algorithm;
 /* mma_textbook.c */
 extern const struct gpu_algorithm mma_split_kv_algorithm, mma_split_q_algorithm, mma_share_kv_algorithm,

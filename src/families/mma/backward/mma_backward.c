@@ -24,6 +24,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     (void)size;
     if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
+    if (mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) > 256)
+        return "head dims are at most 256";
     return gpu_backward_refusal(p);
 }
 

@@ -385,11 +385,6 @@ int mma_backward_choose(const fdm_device *device, const fdm_problem *problem, co
              device->compute_minor);
         return 0;
     }
-    const int64_t widest = problem->head_dim > problem->head_dim_v ? problem->head_dim : problem->head_dim_v;
-    if (widest > 256) {
-        tell(&e, "head dim %lld is above 256, the largest of the backward", (long long)widest);
-        return 0;
-    }
     struct mma_backward_choice found;
     const int taken =
         forced ? choose_forced(device, problem, forced, &found, &e) : choose_freely(device, problem, &found, &e);

@@ -1,0 +1,207 @@
+/* mma_backward_d1024.c: the backward for head dims above 256 on the host: its tiles, its three launches. */
+#include "families/mma/backward_d1024/mma_backward_d1024.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+#include "families/mma/mma_family.h"
+#include "gpu/gpu_backward.h"
+
+enum { HEAD_DIM_MIN = 257, HEAD_DIM_MAX = 1024 };
+
+/* The first that fits head dims and shared memory is chosen, with as many stages as there is room for. Head dims are
+ * the larger of D and Dv. A slice of 128 columns asks that padding to them costs nothing. */
+struct tile {
+    int32_t head_dim_max;
+    int32_t own, slice, kept;
+    int32_t stages_min, stages_max;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {512, 64, 128, 2, 3, 4, "slices of 128 columns cost half as many barriers as of 64"},
+    {512, 64, 64, 2, 3, 6, "what is owned stays in shared memory"},
+    {512, 64, 64, 1, 3, 6, "one own matrix stays in shared memory"},
+    {512, 64, 64, 0, 3, 4, "fits 99 KB"},
+    {1024, 32, 64, 2, 3, 4, "the sums of 32 rows or keys fill the registers"},
+    {1024, 32, 64, 1, 3, 4, "fits 163 KB"},
+    {1024, 32, 64, 0, 3, 3, "fits 99 KB"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+enum { MMA_BACKWARD_D1024_PARAMETERS(PLAN_PARAMETER) };
+
+static int64_t widest_of(const fdm_problem *p) { return p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v; }
+static int32_t padded(const struct tile *t, int64_t head_dim) {
+    return mma_d1024_padded((int32_t)head_dim, t->own, t->slice);
+}
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p, int32_t stages) {
+    return mma_d1024_shared_bytes(t->own, t->slice, t->kept, stages, padded(t, p->head_dim), padded(t, p->head_dim_v));
+}
+
+/* Stages that the device has room for. */
+static int32_t stages_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    int32_t stages = t->stages_max;
+    while (stages > 0 && shared_bytes(t, p, stages) > device->shared_bytes)
+        stages--;
+    return stages;
+}
+
+static int takes_head_dims(const struct tile *t, const fdm_problem *p) {
+    return widest_of(p) <= t->head_dim_max &&
+           (t->slice == 64 || (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
+}
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return takes_head_dims(t, p) && stages_of(t, device, p) >= t->stages_min;
+}
+
+/* The block mask's tiles: of rows and of keys alike, whoever owns what. */
+static int32_t mask_block(const struct tile *t) {
+    return t->own < mma_d1024_others(t->own) ? t->own : mma_d1024_others(t->own);
+}
+
+static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
+    const int64_t turns = gpu_ceil_div(p->seqlen_k, MMA_D1024_ROW_STEP);
+    return (struct gpu_backward_needs){.block_m = mask_block(t),
+                                       .block_n = mask_block(t),
+                                       .row_step = MMA_D1024_ROW_STEP,
+                                       .head_dim = padded(t, p->head_dim),
+                                       .head_dim_v = padded(t, p->head_dim_v),
+                                       .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)turns : 0,
+                                       .dbias_shares = mma_d1024_shares(t->own),
+                                       .lse_factor = 1};
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (!gpu_16_bits(p->dtype))
+        return "it takes float16 and bfloat16";
+    if (widest_of(p) < HEAD_DIM_MIN || widest_of(p) > HEAD_DIM_MAX)
+        return "the larger head dim is from 257 to 1024";
+    if (gpu_backward_refusal(p))
+        return gpu_backward_refusal(p);
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (fits(&tiles[i], device, p))
+            return NULL;
+    return gpu_no_tile_fits(device, text, size);
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const struct tile *t = &tiles[i];
+        if (!fits(t, device, p) || variant-- > 0)
+            continue;
+        const struct gpu_backward_needs needs = needs_of(t, p);
+        plan->parameters[TILE] = i;
+        plan->block_m = t->own;
+        plan->block_n = mma_d1024_others(t->own);
+        plan->stages = stages_of(t, device, p);
+        plan->shared_bytes = shared_bytes(t, p, plan->stages);
+        plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_%dx%d_D%d_Kept%d_S%d", plan->block_m, plan->block_n,
+                 t->slice, t->kept, plan->stages);
+        snprintf(plan->reason, sizeof plan->reason,
+                 "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
+                 (long long)widest_of(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+                 plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- execution ---- */
+
+/* The family's launches, MMA_D1024_*, in this order. */
+enum { NUM_KERNELS = MMA_D1024_DV + 1 };
+
+/* Whether a launch makes something that is wanted. dBias comes with dQ or dK. */
+static int makes(const fdm_problem *p, int32_t kernel) {
+    const int32_t kind = gpu_dbias_kind(p);
+    switch (kernel) {
+    case MMA_D1024_DQ: return p->needs_dq || kind == GPU_DBIAS_DIRECT || kind == GPU_DBIAS_SUMS;
+    case MMA_D1024_DK: return p->needs_dk || kind == GPU_DBIAS_KEYS;
+    default: return p->needs_dv;
+    }
+}
+static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
+    const int32_t kind = gpu_dbias_constant(p);
+    return kernel == (kind == GPU_DBIAS_KEYS ? MMA_D1024_DK : MMA_D1024_DQ) ? kind : GPU_DBIAS_NONE;
+}
+
+static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
+                         struct cuda_kernel_request *request) {
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    gpu_set_problem_constants(request, p, GPU_ALIKE_POSITIVE_SCALE | GPU_ALIKE_SCORES_ALIGNED);
+    GPU_ADD_CONSTANTS(request, MMA_BACKWARD_D1024_CONSTANTS, .HEAD_DIM = padded(t, p->head_dim),
+                      .HEAD_DIM_V = padded(t, p->head_dim_v), .OWN = t->own, .SLICE = t->slice, .KEPT = t->kept,
+                      .STAGES = plan->stages, .MAKES = kernel, .DBIAS = dbias_of(p, kernel),
+                      .REDO = kernel == MMA_D1024_DQ ? gpu_hides_keys(p) : p->has_bias,
+                      .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p),
+                      .FOLDED = gpu_folds_grids(p));
+    request->file = "families/mma/backward_d1024/mma_backward_d1024.cu";
+    request->entry = "mma_backward_d1024";
+    request->shared_bytes = shared_bytes(t, p, plan->stages);
+    request->threads = 32 * MMA_D1024_WARPS;
+}
+
+/* The family's kernels between those around them. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    const struct gpu_backward_needs needs = needs_of(&tiles[plan->parameters[TILE]], p);
+    int32_t count = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, requests);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
+        if (makes(p, kernel))
+            main_request(plan, p, kernel, &requests[count++]);
+    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, &requests[count]);
+}
+
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t number = plan->parameters[TILE];
+    if (number < 0 || number >= NUM_TILES || widest_of(p) < HEAD_DIM_MIN || !takes_head_dims(&tiles[number], p))
+        return 0;
+    const struct tile *t = &tiles[number];
+    const struct gpu_backward_needs needs = needs_of(t, p);
+    return plan->block_m == t->own && plan->block_n == mma_d1024_others(t->own) && plan->stages >= t->stages_min &&
+           plan->stages <= t->stages_max && plan->shared_bytes == shared_bytes(t, p, plan->stages) &&
+           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    struct gpu_backward_params params;
+    if (!validate(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d, stages or workspace are not its kernel's",
+                         plan->parameters[TILE]);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
+    if (status)
+        return status;
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct gpu_backward_needs needs = needs_of(t, p);
+    int32_t next = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
+    gpu_backward_fill(attention, &needs, workspace, &params);
+    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params, stream);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS && !status; kernel++) {
+        const int of_rows = kernel == MMA_D1024_DQ;
+        if (makes(p, kernel))
+            status = gpu_backward_launch(kernels[next++], gpu_ceil_div(of_rows ? p->seqlen_q : p->seqlen_k, t->own),
+                                         of_rows ? p->heads : p->heads_kv, p->batch, 32 * MMA_D1024_WARPS, &params,
+                                         sizeof params, stream);
+    }
+    if (!status)
+        status = gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params, stream);
+    return status;
+}
+
+const struct gpu_algorithm mma_backward_d1024_algorithm = {
+    .info = {"mma.backward_d1024", "head dims from 257 to 1024: a launch for each of dQ, dK and dV, every feature",
+             FDM_BACKWARD},
+    .parameters = PLAN_PARAMETERS(MMA_BACKWARD_D1024_PARAMETERS),
+    .features = GPU_EVERY_FEATURE,
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};
