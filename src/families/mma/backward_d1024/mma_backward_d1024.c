@@ -1,4 +1,4 @@
-/* mma_backward_d1024.c: the backward for head dims above 256 on the host: its tiles, its three launches. */
+/* mma_backward_d1024.c: the backward for head dims to 1024 on the host: its tiles, its three launches. */
 #include "families/mma/backward_d1024/mma_backward_d1024.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
-enum { HEAD_DIM_MIN = 257, HEAD_DIM_MAX = 1024 };
+enum { HEAD_DIM_MAX = 1024 };
 
 /* The first that fits head dims and shared memory is chosen, with as many stages as there is room for. Head dims are
  * the larger of D and Dv. A slice of 128 columns asks that padding to them costs nothing. */
@@ -37,9 +37,17 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p, int32_t 
     return mma_d1024_shared_bytes(t->own, t->slice, t->kept, stages, padded(t, p->head_dim), padded(t, p->head_dim_v));
 }
 
+/* No more stages than the fewest slices of a step and one, which are those of dV: slices are loaded of one step ahead.
+ */
+static int32_t stages_max(const struct tile *t, const fdm_problem *p) {
+    const int32_t sums =
+        mma_d1024_others(t->own) / 64 * (padded(t, p->head_dim_v) / mma_d1024_sum_columns(t->own, t->slice));
+    const int32_t slices = padded(t, p->head_dim) / t->slice + sums;
+    return slices + 1 < t->stages_max ? slices + 1 : t->stages_max;
+}
 /* Stages that the device has room for. */
 static int32_t stages_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    int32_t stages = t->stages_max;
+    int32_t stages = stages_max(t, p);
     while (stages > 0 && shared_bytes(t, p, stages) > device->shared_bytes)
         stages--;
     return stages;
@@ -73,8 +81,8 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
-    if (widest_of(p) < HEAD_DIM_MIN || widest_of(p) > HEAD_DIM_MAX)
-        return "the larger head dim is from 257 to 1024";
+    if (widest_of(p) > HEAD_DIM_MAX)
+        return "head dims are at most 1024";
     if (gpu_backward_refusal(p))
         return gpu_backward_refusal(p);
     for (int32_t i = 0; i < NUM_TILES; i++)
@@ -153,12 +161,12 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t number = plan->parameters[TILE];
-    if (number < 0 || number >= NUM_TILES || widest_of(p) < HEAD_DIM_MIN || !takes_head_dims(&tiles[number], p))
+    if (number < 0 || number >= NUM_TILES || !takes_head_dims(&tiles[number], p))
         return 0;
     const struct tile *t = &tiles[number];
     const struct gpu_backward_needs needs = needs_of(t, p);
     return plan->block_m == t->own && plan->block_n == mma_d1024_others(t->own) && plan->stages >= t->stages_min &&
-           plan->stages <= t->stages_max && plan->shared_bytes == shared_bytes(t, p, plan->stages) &&
+           plan->stages <= stages_max(t, p) && plan->shared_bytes == shared_bytes(t, p, plan->stages) &&
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
@@ -195,7 +203,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_backward_d1024_algorithm = {
-    .info = {"mma.backward_d1024", "head dims from 257 to 1024: a launch for each of dQ, dK and dV, every feature",
+    .info = {"mma.backward_d1024", "head dims to 1024: a launch for each of dQ, dK and dV, every feature",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD_D1024_PARAMETERS),
     .features = GPU_EVERY_FEATURE,

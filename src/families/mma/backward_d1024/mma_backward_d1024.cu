@@ -1,4 +1,4 @@
-/* mma_backward_d1024.cu: gradients of attention for head dims above 256, to 1024, on mma.sync.
+/* mma_backward_d1024.cu: gradients of attention for head dims to 1024 on mma.sync.
  *
  * Idea. dK and dV of 64 keys at head dim 512 are 256 KB of float32, all registers of a multiprocessor. So each launch
  * makes one gradient, which fills half of the registers of 8 warps: blocks that own query rows walk the keys for dQ,
@@ -61,7 +61,7 @@ static_assert(OWN == 64 || OWN == 32, "OWN is 64 or 32");
 static_assert(SLICE == 64 || SLICE == 128, "rows of a slice are 128 or 256 bytes");
 static_assert(HEAD_DIM % SUM_COLUMNS == 0 && HEAD_DIM_V % SUM_COLUMNS == 0 && SUM_COLUMNS % SLICE == 0, "whole slices");
 static_assert(SUM_OTHERS * SUM_COLUMNS == OTHERS * SLICE, "a stage holds either slice");
-static_assert(STAGES >= 2 && SLICES >= STAGES, "slices are loaded of one step ahead at most");
+static_assert(STAGES >= 2 && SLICES + 1 >= STAGES, "slices are loaded of one step ahead at most");
 static_assert(OWNER_ROW_STEP == MMA_D1024_ROW_STEP, "the host's");
 
 /* Shared memory. */
