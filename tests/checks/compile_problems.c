@@ -4,10 +4,10 @@
 #include <string.h>
 
 const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2},   {"head_dim", 12},      {"head_dim_v", 3}, {"length", 5}, {"window", 2},
+    {"dtype", 2},   {"head_dim", 13},      {"head_dim_v", 3}, {"length", 5}, {"window", 2},
     {"mask", 3},    {"bias", 5},           {"intervals", 4},  {"varlen", 2}, {"softcap", 2},
     {"aligned", 2}, {"scores_aligned", 2}, {"sink", 2},       {"keys", 4}};
-static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
+static const int64_t head_dims[13] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024, 320};
 /* Two of one query row: many keys and few; the last of 32 query rows and many keys. */
 static const int64_t lengths[5] = {4096, 512, 16, 8, 32};
 
@@ -107,12 +107,7 @@ static const struct backward_set sets[] = {
     {.mask = 2, .bias = 2, .intervals = 2, .deterministic = 1}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 
-int32_t backward_head_dims(void) {
-    int32_t count = 0;
-    while (count < features[HEAD_DIM].num_values && head_dims[count] <= 256)
-        count++;
-    return count;
-}
+int32_t backward_head_dims(void) { return features[HEAD_DIM].num_values; }
 
 fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
     const struct backward_set *s = &sets[set];
@@ -143,7 +138,10 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
 
 enum { DECODE_FEATURES = 8 };
 int32_t decode_problems(const char *kernel) {
-    return kernel && strcmp(kernel, "mma.decode") != 0 ? 0 : backward_head_dims() * DECODE_FEATURES * 3;
+    int32_t narrow = 0; /* head dims up to 256 */
+    while (head_dims[narrow] <= 256)
+        narrow++;
+    return kernel && strcmp(kernel, "mma.decode") != 0 ? 0 : narrow * DECODE_FEATURES * 3;
 }
 fdm_problem decode_problem(int32_t number) {
     const int32_t feature = number % DECODE_FEATURES, dtype = number / DECODE_FEATURES % 3;

@@ -88,8 +88,11 @@ static void draw_sizes(struct trial *t) {
         t->head_dim = PICK_WAY(t, 32, 64, 80, 128, 256);
         t->head_dim_v = way_below(t, 3) ? t->head_dim : PICK_WAY(t, 40, 64, 128);
     }
-    if (way_below(t, 30) == 0) /* only kernels for wide heads take these */
-        t->head_dim = t->head_dim_v = PICK_WAY(t, 264, 320, 512, 648, 1024);
+    if (way_below(t, 30) == 0) { /* only kernels for wide heads take these */
+        const int64_t wide = PICK_WAY(t, 264, 320, 512, 648, 1024), drawn = t->head_dim_v;
+        t->head_dim = drawn % 4 == 1 ? drawn : wide;
+        t->head_dim_v = drawn % 4 == 2 ? drawn : wide;
+    }
     if (random_below(t, 60) == 0) {
         t->batch = 0;
         t->varlen |= (int)way_below(t, 2);

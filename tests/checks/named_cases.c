@@ -475,6 +475,7 @@ static const struct any_kernel any_kernels[] = {
     {"mma.forward32", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0, 0},
     {"mma.split-q", FDM_FORWARD, FDM_FLOAT16, 0, 0, 0, 0},
     {"mma.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 1, 0, 0},
+    {"mma.backward_d1024", FDM_BACKWARD, FDM_FLOAT16, 2, 1, 0, 0},
     {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0, 0},
     {"hopper.forward", FDM_FORWARD, FDM_FLOAT16, 1, 1, 0, 0},
     {"hopper.gather", FDM_FORWARD, FDM_FLOAT16, 2, 0, 1, 0},

@@ -313,12 +313,56 @@ static void unnamed_features_are_refused(void **state) {
     assert_non_null(strstr(refusals.list->clause, "it does not take masks that query rows share"));
 }
 
+/* ---- mma.backward_d1024 ---- */
+
+/* Every head dim above 256 has a backward on every architecture; a launch for each gradient that is wanted. */
+static void wide_head_dims_have_a_backward(void **state) {
+    (void)state;
+    static const struct {
+        const char *arch, *choice;
+        int64_t head_dim, head_dim_v;
+    } rows[] = {
+        {"sm_80", "MMA_Backward_64x64_D64_Kept1_S4", 512, 512},
+        {"sm_86", "MMA_Backward_64x64_D64_Kept0_S4", 512, 64},
+        {"sm_89", "MMA_Backward_64x64_D64_Kept2_S3", 257, 31},
+        {"sm_90", "MMA_Backward_64x64_D128_Kept2_S4", 512, 512},
+        {"sm_90", "MMA_Backward_64x64_D64_Kept2_S6", 320, 320},
+        {"sm_90", "MMA_Backward_32x128_D64_Kept2_S4", 40, 1024},
+        {"sm_80", "MMA_Backward_32x128_D64_Kept1_S3", 1024, 1024},
+        {"sm_120", "MMA_Backward_32x128_D64_Kept0_S3", 520, 8},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int needs = 1; needs < 8; needs++) {
+            fdm_problem p = problem_of(2, 8, 2, 1000, 1000, rows[i].head_dim);
+            fdm_device device = {.struct_bytes = sizeof device};
+            fdm_plan plan = {.struct_bytes = sizeof plan};
+            struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+            p.pass = FDM_BACKWARD;
+            p.head_dim_v = rows[i].head_dim_v;
+            p.needs_dq = needs & 1, p.needs_dk = needs >> 1 & 1, p.needs_dv = needs >> 2 & 1;
+            assert_int_equal(fdm_device_from_name(rows[i].arch, &device), FDM_OK);
+            assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+            assert_string_equal(plan.kernel, "mma.backward_d1024");
+            assert_string_equal(plan.choice, rows[i].choice);
+            assert_true(plan.shared_bytes > 0 && plan.shared_bytes <= device.shared_bytes);
+            int launches = 0;
+            for (int32_t n = family_mma.launches(&family_mma, &plan, requests) - 1; n >= 0; n--)
+                if (strcmp(requests[n].entry, "mma_backward_d1024") == 0) {
+                    assert_int_equal(requests[n].shared_bytes, plan.shared_bytes);
+                    launches++;
+                }
+            assert_int_equal(launches, (needs & 1) + (needs >> 1 & 1) + (needs >> 2 & 1));
+            p.head_dim = 1025;
+            assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_ERROR_UNSUPPORTED);
+            assert_non_null(strstr(fdm_last_error(), "head dims are at most 1024"));
+        }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(splits),
-                                       cmocka_unit_test(decode_takes_every_feature),
-                                       cmocka_unit_test(splits_where_keys_hide),
-                                       cmocka_unit_test(decode_leaves_to_others),
-                                       cmocka_unit_test(l2_groups),
-                                       cmocka_unit_test(unnamed_features_are_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wide_head_dims_have_a_backward), cmocka_unit_test(splits),
+        cmocka_unit_test(decode_takes_every_feature),     cmocka_unit_test(splits_where_keys_hide),
+        cmocka_unit_test(decode_leaves_to_others),        cmocka_unit_test(l2_groups),
+        cmocka_unit_test(unnamed_features_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
