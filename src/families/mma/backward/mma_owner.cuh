@@ -12,7 +12,6 @@
 #include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
-#define BLOCK_MASKED (MASK && MASK_ROWS)
 /* Rows of a sequence in the workspace's arrays are a multiple of these, and turns at a bias are of so many keys. */
 #define OWNER_ROW_STEP  128
 #define OWNER_TURN_KEYS 128
@@ -77,7 +76,7 @@ __device__ __forceinline__ int64_t rows_begin(const struct gpu_backward_params &
 /* What the mask does to the own and a step's others. */
 __device__ __forceinline__ int mask_kind(const struct gpu_backward_params &a, const struct place &at, int step) {
     const uint8_t *block_mask =
-        a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.mask.group * a.in.block_mask_head;
+        a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.block_mask_group * a.in.block_mask_head;
     bool hidden = true, full = true;
 #pragma unroll
     for (int n = 0; n < OWN / MASK_BLOCK; n++) {

@@ -24,29 +24,28 @@
  * operands; beyond 64 sums dK and dV are made by launches of their own. */
 #define THREADS (32 * WARPS)
 
-#include "cuda/ptx/global.cuh"
 #include "families/mma/float32/mma_backward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
-#include "gpu/numbers.h"
-#include "gpu/quad.cuh"
-#include "gpu/redo_dq.cuh"
-#include "gpu/scores.cuh"
-#include "gpu/turns.cuh"
-#include "gpu/visible.cuh"
 
 MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GROUPS    (WARPS / SHARE) /* of warps: each has its own */
-#define OWN       (16 * GROUPS)
-#define TILES     (BLOCK / 8) /* groups of eight others */
-#define OF_SCORES (GRADIENTS & MMA_GRADIENT_OF_SCORES)
-#define OF_VALUES (GRADIENTS & MMA_GRADIENT_OF_VALUES)
-#define ROW_WORDS (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define GROUPS     (WARPS / SHARE) /* of warps: each has its own */
+#define OWN        (16 * GROUPS)
+#define OTHERS     BLOCK
+#define MASK_BLOCK BLOCK
+#define TILES      (BLOCK / 8) /* groups of eight others */
+#define OF_SCORES  (GRADIENTS & MMA_GRADIENT_OF_SCORES)
+#define OF_VALUES  (GRADIENTS & MMA_GRADIENT_OF_VALUES)
+#define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 /* Steps of add_product() between fences: fewer where registers are short. */
-#define FENCED    (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || BLOCK_MASKED || !ALIGNED) ? 8 : 16)
-#define TURN_KEYS MMA_BACKWARD32_TURN_KEYS
-static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
-              "turns are of whole steps");
+#define FENCED (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || BLOCK_MASKED || !ALIGNED) ? 8 : 16)
+
+#include "families/mma/backward/mma_owner.cuh"
+#include "gpu/quad.cuh"
+#include "gpu/redo_dq.cuh"
+
+static_assert(!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0), "turns are of whole steps");
+static_assert(OWNER_ROW_STEP == MMA_BACKWARD_ROW_STEP && OWNER_TURN_KEYS == MMA_BACKWARD32_TURN_KEYS, "the host's");
 static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
@@ -71,50 +70,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The block's own rows or keys, and the others that window and ends leave them. */
-struct place {
-    struct sequence s;
-    int head, head_kv; /* the query head; where keys are owned, of those of the group in turn */
-    int first, own_length, other_length;
-    int begin, end;           /* some own sees others begin <= j < end */
-    int full_begin, full_end; /* and every own these */
-};
-__device__ __forceinline__ struct place find_place(const struct gpu_backward_params &a, uint32_t x, uint32_t y,
-                                                   uint32_t z) {
-    struct place at;
-    /* causal: the longest first */
-    const int block = WINDOW && !OWNS_KEYS ? a.grid_x - 1 - x : x;
-    at.s = find_sequence(a.in, z);
-    at.head_kv = OWNS_KEYS ? y : y / a.in.group;
-    at.head = y;
-    at.first = block * OWN;
-    at.own_length = OWNS_KEYS ? at.s.seqlen_k : at.s.seqlen_q;
-    at.other_length = OWNS_KEYS ? at.s.seqlen_q : at.s.seqlen_k;
-    const int last = min(at.first + OWN, at.own_length) - 1;
-    if (OWNS_KEYS) {
-        at.begin = first_row(a.in, at.s, at.first);
-        at.end = last_row(a.in, at.s, last);
-        at.full_begin = first_row(a.in, at.s, last);
-        at.full_end = at.first + OWN <= at.own_length ? last_row(a.in, at.s, at.first) : 0;
-        if (at.full_end == at.other_length)
-            at.full_end = UNBOUNDED; /* rows past the end have weight 0 */
-    } else {
-        at.begin = first_key(a.in, at.s, at.first);
-        at.end = last_key(a.in, at.s, last) + 1;
-        at.full_begin = first_key(a.in, at.s, last);
-        at.full_end = last_key(a.in, at.s, at.first) + 1;
-    }
-    return at;
-}
-/* The place of the block. `scratch`: a word of shared memory. */
-__device__ __forceinline__ struct place find_block(const struct gpu_backward_params &a, int *scratch) {
-    if (!DETERMINISTIC && !FOLDED)
-        return find_place(a, blockIdx.x, blockIdx.y, blockIdx.z);
-    const uint32_t n = DETERMINISTIC ? take_ticket(a.ticket, scratch) : blockIdx.x;
-    return find_place(a, n % a.grid_x, n / a.grid_x % a.grid_y, n / a.grid_x / a.grid_y);
-}
-
-/* The element before row `row` of a head: matrices are q, k, v, out and their gradients. */
+/* The first element from row `row` of a head: matrices are q, k, v, out and their gradients. */
 __device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, int64_t row, int head) {
     return m.data + (batch * m.batch + row * m.row + head * m.head) * 4;
 }
@@ -184,40 +140,8 @@ struct owner {
     __device__ __forceinline__ uint32_t bounds_of(int which) const {
         return t.bounds + which * BLOCK * MMA_KEY_BOUNDS_BYTES;
     }
-    __device__ __forceinline__ int64_t own_begin() const { return OWNS_KEYS ? at.s.k_begin : at.s.q_begin; }
-    __device__ __forceinline__ int64_t other_begin() const { return OWNS_KEYS ? at.s.q_begin : at.s.k_begin; }
-    __device__ __forceinline__ int own_head() const { return OWNS_KEYS ? at.head_kv : at.head; }
-    __device__ __forceinline__ int other_head() const { return OWNS_KEYS ? at.head : at.head_kv; }
-
-    /* Where the head's rows begin in the workspace's arrays. */
-    __device__ __forceinline__ int64_t rows_begin() const {
-        return VARLEN ? backward_begin(at.s.q_begin, at.s.batch, MMA_BACKWARD_ROW_STEP) + at.head * a.rows
-                      : ((int64_t)at.s.batch * a.in.heads + at.head) * a.rows;
-    }
 
     /* ---- the walk ---- */
-
-    /* What the mask does to the own and a step's others. */
-    __device__ __forceinline__ int mask_kind(int step) const {
-        const uint8_t *block_mask = a.in.block_mask + at.s.batch * a.in.block_mask_batch +
-                                    at.head / a.in.block_mask_group * a.in.block_mask_head;
-        bool hidden = true, full = true;
-#pragma unroll
-        for (int n = 0; n < OWN / BLOCK; n++) {
-            const int64_t block = at.first / BLOCK + n;
-            if (block * BLOCK >= at.own_length)
-                break;
-            const int kind = OWNS_KEYS ? block_mask[step * a.in.block_mask_row + block]
-                                       : block_mask[block * a.in.block_mask_row + step];
-            hidden = hidden && kind == GPU_BLOCK_HIDDEN;
-            full = full && kind == GPU_BLOCK_FULL;
-        }
-        return hidden ? GPU_BLOCK_HIDDEN : full ? GPU_BLOCK_FULL : GPU_BLOCK_PARTIAL;
-    }
-    __device__ __forceinline__ bool is_partial(int step) const {
-        return step * BLOCK < at.full_begin || step * BLOCK + BLOCK > at.full_end ||
-               (BLOCK_MASKED && mask_kind(step) != GPU_BLOCK_FULL);
-    }
 
     __device__ __forceinline__ void look_at_own() {
 #pragma unroll
@@ -250,7 +174,7 @@ struct owner {
     /* The next step from `step` on in which some own sees some other, -1 when there is none. */
     __device__ __forceinline__ int next_active(int step, uint32_t bounds) const {
         for (; step * BLOCK < at.end; step++) {
-            bool any = !BLOCK_MASKED || mask_kind(step) != GPU_BLOCK_HIDDEN;
+            bool any = !BLOCK_MASKED || mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
             if (KEYED)
                 any = __syncthreads_or(any && sees_some(step, bounds));
             if (any)
@@ -262,29 +186,29 @@ struct owner {
     /* ---- loads ---- */
 
     __device__ __forceinline__ void load_own() {
-        const int64_t from = own_begin() + at.first;
+        const int64_t from = own_begin(at) + at.first;
         const struct gpu_matrix &one = OWNS_KEYS ? a.in.k : a.in.q, &two = OWNS_KEYS ? a.in.v : a.dout;
         const int rows = at.own_length - at.first;
-        load_tile<HEAD_DIM / 4, OWN>(t.own1, row_of(one, at.s.batch, from, own_head()), one.row * 4, rows,
+        load_tile<HEAD_DIM / 4, OWN>(t.own1, row_of(one, at.s.batch, from, own_head(at)), one.row * 4, rows,
                                      a.in.head_dim);
         if (OF_SCORES)
-            load_tile<HEAD_DIM_V / 4, OWN>(t.own2, row_of(two, at.s.batch, from, own_head()), two.row * 4, rows,
+            load_tile<HEAD_DIM_V / 4, OWN>(t.own2, row_of(two, at.s.batch, from, own_head(at)), two.row * 4, rows,
                                            a.in.head_dim_v);
         cp_async_commit();
         if (OWNS_KEYS)
             return;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            mine.lse[half] = a.lse_rows[rows_begin() + own + half * 8];
-            mine.delta[half] = a.delta_rows[rows_begin() + own + half * 8];
+            mine.lse[half] = a.lse_rows[rows_begin(a, at) + own + half * 8];
+            mine.delta[half] = a.delta_rows[rows_begin(a, at) + own + half * 8];
             if (BIAS)
-                mine.low[half] = a.low_rows[rows_begin() + own + half * 8];
+                mine.low[half] = a.low_rows[rows_begin(a, at) + own + half * 8];
         }
     }
     template <int columns>
     __device__ __forceinline__ void load_others(uint32_t tile, const struct gpu_matrix &m, int step, int num_columns) {
-        const int64_t from = other_begin() + (int64_t)step * BLOCK;
-        load_tile<columns / 4, BLOCK>(tile, row_of(m, at.s.batch, from, other_head()), m.row * 4,
+        const int64_t from = other_begin(at) + (int64_t)step * BLOCK;
+        load_tile<columns / 4, BLOCK>(tile, row_of(m, at.s.batch, from, other_head(at)), m.row * 4,
                                       at.other_length - step * BLOCK, num_columns);
     }
     __device__ __forceinline__ void load_other1(int step) {
@@ -299,7 +223,7 @@ struct owner {
             load_others<HEAD_DIM_V>(t.other2, OWNS_KEYS ? a.dout : a.in.v, step, a.in.head_dim_v);
         if (step >= 0 && OWNS_KEYS && n < ROW_WORDS * BLOCK) {
             const float *words = n < BLOCK ? a.lse_rows : BIAS && n >= 2 * BLOCK ? a.low_rows : a.delta_rows;
-            cp_async_16(bounds + n * 4, words + rows_begin() + step * BLOCK + n % BLOCK);
+            cp_async_16(bounds + n * 4, words + rows_begin(a, at) + step * BLOCK + n % BLOCK);
         }
         cp_async_commit();
     }
@@ -323,30 +247,6 @@ struct owner {
             red_add(a.dbias_sums + b * a.dbias_batch + h * a.dbias_head + row * a.dbias_row + key * a.dbias_key, x);
         else
             ((float *)a.dbias.data)[b * a.dbias.batch + h * a.dbias.head + row * a.dbias.row + key * a.dbias.key] = x;
-    }
-    /* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their
-     * tickets, TURN_KEYS keys at a time: a semaphore counts those that have added. */
-    __device__ __forceinline__ int num_turns() const { return (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS; }
-    __device__ __forceinline__ int turn_of(int step) const { return step < 0 ? num_turns() : step * BLOCK / TURN_KEYS; }
-    __device__ __forceinline__ int *semaphore_of(int turn) const {
-        const int batch = a.dbias_batches == 1 ? 0 : at.s.batch;
-        return a.dbias_semaphores +
-               (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * num_turns() + turn) *
-                   backward_semaphores(a.in.seqlen_q) +
-               at.first / 32;
-    }
-    __device__ __forceinline__ int my_turn() const {
-        return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
-    }
-    /* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds
-     * nothing. */
-    __device__ __forceinline__ void hand_on(int turn, int end) const {
-        if (!DETERMINISTIC || threadIdx.x != 0)
-            return;
-        for (; turn < end; turn++) {
-            await_turn(semaphore_of(turn), my_turn());
-            hand_on_turn(semaphore_of(turn), my_turn());
-        }
     }
     /* Of own keys. */
     __device__ __forceinline__ void store_dbias() const {
@@ -457,7 +357,7 @@ struct owner {
     __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&p)[1][TILES][4],
                                             const float (&slope)[TILES][4], int step, uint32_t bounds) {
         if (DETERMINISTIC)
-            await_turn(semaphore_of(turn_of(step)), my_turn());
+            await_turn(semaphore_of(a, at, turn_of(a, step)), my_turn(a, at));
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             const int column = n * 8 + threadIdx.x % 4 * 2;
@@ -500,7 +400,7 @@ struct owner {
             make_ds(ds, p, slope, step, bounds);
         }
         __syncthreads();
-        hand_on(turn_of(step), turn_of(next));
+        hand_on(a, at, turn_of(a, step), turn_of(a, next));
         load_other2(next, next_bounds);
         if (OF_SCORES) {
             add_product<HEAD_DIM / 4, FENCED>(sums.one, ds, t.other1, share * sums.columns1 * 8);
@@ -515,13 +415,13 @@ struct owner {
         if (OWNS_KEYS)
             look_at_own();
         int step = next_active(at.begin / BLOCK, bounds_of(parity));
-        hand_on(0, turn_of(step));
+        hand_on(a, at, 0, turn_of(a, step));
         load_other2(step, bounds_of(parity));
         load_other1(step);
 #pragma unroll 1
         for (; step >= 0; parity ^= 1) {
             const int next = next_active(step + 1, bounds_of(parity ^ 1));
-            add_step(step, is_partial(step), next);
+            add_step(step, is_partial(a, at, step), next);
             step = next;
         }
         if (DBIAS == GPU_DBIAS_KEYS)
@@ -543,7 +443,7 @@ struct owner {
             const bool is_marked = marked >> (half * 8 + threadIdx.x % 32 / 4) & 1;
             if (i >= at.own_length || (is_marked && !OWNS_KEYS))
                 continue;
-            float *out = (float *)row_of(to, at.s.batch, own_begin() + i, own_head());
+            float *out = (float *)row_of(to, at.s.batch, own_begin(at) + i, own_head(at));
 #pragma unroll
             for (int n = 0; n < columns; n++)
                 store_pair(out, (share * columns + n) * 8 + threadIdx.x % 4 * 2, num_columns,
@@ -566,7 +466,7 @@ struct owner {
         for_each_bit(spoiled, [&](int n) {
             const int row = at.first + warp_own + n;
             if (row < at.own_length)
-                redo_dq(a, at.s, at.head, at.head_kv, row, rows_begin() + row);
+                redo_dq(a, at.s, at.head, at.head_kv, row, rows_begin(a, at) + row);
         });
     }
     __device__ __forceinline__ void finish() {
@@ -592,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     struct sums sums = {};
     struct owner owner(a, find_block(a, (int *)shared), shared_address(shared), words, sums);
     if (owner.at.first >= owner.at.own_length) {
-        owner.hand_on(0, owner.num_turns()); /* blocks of other sequences may wait for this one */
+        hand_on(a, owner.at, 0, num_turns(a)); /* blocks of other sequences may wait for this one */
         return;
     }
     owner.load_own();
