@@ -206,7 +206,7 @@ const struct gpu_algorithm mma_backward_d1024_algorithm = {
     .info = {"mma.backward_d1024", "head dims to 1024: a launch for each of dQ, dK and dV, every feature",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD_D1024_PARAMETERS),
-    .features = GPU_EVERY_FEATURE,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -377,7 +377,27 @@ struct owner {
             seen[c] = from[OWNS_KEYS ? j * m.row + inside * m.key : inside * m.row + j * m.key];
         }
     }
-    /* Whether a pair is visible, the dense mask left aside. */
+    /* Which of the lane's pairs row intervals show: bit 4 part + 2 n + c, in the order of make_p(). */
+    __device__ __forceinline__ uint32_t pairs_held() const {
+        const struct gpu_row_intervals &r = a.in.row_intervals;
+        const int own = at.first + lane_own(), other = step * OTHERS + lane_other();
+        uint32_t held = 0;
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) { /* a row of the lane: an own, or an other of two groups of eight */
+            const int row = OWNS_KEYS ? other + i / 2 * 8 + i % 2 : own + i * 8;
+            const int last = (OWNS_KEYS ? at.other_length : at.own_length) - 1;
+            const uint32_t of_row =
+                keys_held<4>(r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, min(row, last)),
+                             [&](int n) { return OWNS_KEYS ? own + n * 8 : other + n / 2 * 8 + n % 2; });
+            if (!OWNS_KEYS)
+                held |= of_row << 4 * i;
+#pragma unroll
+            for (int n = 0; n < 4 && OWNS_KEYS; n++)
+                held |= (of_row >> n & 1) << (4 * n + i);
+        }
+        return held;
+    }
+    /* Whether a pair is visible, masks of pairs left aside. */
     __device__ __forceinline__ bool is_visible(bool partial, int own, int other, const struct row_words &row,
                                                const struct key_words &key) const {
         if (OWNS_KEYS) /* a row that sees no key may hold NaN */
@@ -401,7 +421,7 @@ struct owner {
         bool seen[2] = {true, true};
         if (BIAS && BIAS_ROWS)
             find_bias(b, own, other);
-        if (BLOCK_MASKED && partial)
+        if (MASK_TILE && partial)
             find_mask(seen, own, other);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
@@ -421,6 +441,7 @@ struct owner {
     }
     /* P from the products in place. slope: of the cap; without a gradient of the bias P takes it in. */
     __device__ __forceinline__ void make_p(warp_scores &p, warp_scores &slope, bool partial) const {
+        const uint32_t held = ROW_INTERVALS && partial ? pairs_held() : 0xffff;
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int other = lane_other() + n * 8;
@@ -441,6 +462,8 @@ struct owner {
                 make_pair(two, slopes, partial, lane_own() + part * 8, step * OTHERS + other, rows, keys);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
+                    if (ROW_INTERVALS && !(held >> (4 * part + 2 * n + c) & 1))
+                        two[c] = 0;
                     const bool takes_in = SOFTCAP && OF_SCORES && !DBIAS && two[c] != 0.0f;
                     p[m][n][half + c] = takes_in ? two[c] * slopes[c] : two[c];
                     slope[m][n][half + c] = slopes[c];
