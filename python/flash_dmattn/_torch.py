@@ -496,7 +496,7 @@ def flash_dmattn_func(
     Raises:
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
         NotImplementedError: a problem that no kernel of the tensors' device takes. CUDA devices take float16 and
-            bfloat16 (head dims to 1024 forward, to 256 backward) and float32 (head dims to 256).
+            bfloat16 (head dims to 1024) and float32 (head dims to 256).
         RuntimeError: a second derivative, vmap, forward mode or a transform of torch.func is asked for.
 
     Examples:
