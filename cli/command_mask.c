@@ -21,7 +21,7 @@ static const char help[] =
     "it\n"
     "  rules      document_ids, prefix_lengths, window_sizes, int32 -> interval_start, interval_end: of all that are "
     "there\n"
-    "  blocks     mask                   -> blocks, int32: of each block the mask shows 0 nothing, 1 a part, 2 all\n"
+    "  blocks     mask, or as dense      -> blocks, int32: of each block the mask shows 0 nothing, 1 a part, 2 all\n"
     "\n"
     "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy, or a pipe\n"
     "  --document-ids --prefix-lengths --window-sizes FILE.npy, or a pipe: [B, S], [B], [H, 2]\n"
@@ -58,14 +58,15 @@ static const char *const names[NUM_ROLES] = {
     "bias",         "padding",        "attention_mask", "mask",      "interval_start", "interval_end", "blocks",
     "document_ids", "prefix_lengths", "window_sizes",   "row_start", "row_end",        "block_mask"};
 enum kind { TOPK, CREATE, DENSE, INTERVALS, OF_BLOCKS, RULES, NUM_KINDS };
+enum { WAYS = 1 << START | 1 << END | 1 << ROW_START | 1 << ROW_END | 1 << BLOCK_MASK };
 static const struct {
     const char *name;
     unsigned needs, takes, makes; /* bits of roles */
 } kinds[NUM_KINDS] = {{"topk", 1 << BIAS, 1 << PADDING, 1 << START | 1 << END},
                       {"create", 1 << BIAS, 1 << SHOWN, 1 << MASK},
-                      {"dense", 0, 1 << START | 1 << END | 1 << ROW_START | 1 << ROW_END | 1 << BLOCK_MASK, 1 << MASK},
+                      {"dense", 0, WAYS, 1 << MASK},
                       {"intervals", 1 << MASK, 0, 1 << START | 1 << END},
-                      {"blocks", 1 << MASK, 0, 1 << BLOCKS},
+                      {"blocks", 0, 1 << MASK | WAYS, 1 << BLOCKS},
                       {"rules", 0, 1 << IDS | 1 << PREFIXES | 1 << WINDOWS, 1 << START | 1 << END}};
 
 struct request {
@@ -76,8 +77,8 @@ struct request {
     struct device_choice device;
     int64_t topk, rows, keys, smooth, block_q, block_k, block;
     double min_value;
-    int json;
-    int32_t exact; /* of intervals */
+    int json, of_ways; /* of_ways: the mask is made of intervals and blocks */
+    int32_t exact;     /* of intervals */
     const char *out;
 };
 
@@ -239,11 +240,13 @@ static int make_of_ways(struct request *r) {
     if (!check_pair(r, START) || !check_pair(r, ROW_START) || (blocks->data && !check_axes(r, BLOCK_MASK, 4, 4)))
         return 0;
     if (!start->data && !rows->data && !blocks->data)
-        return complain(0, "no mask is given; fdm mask dense takes interval_start and _end, row_start and _end, and "
-                           "block_mask");
+        return complain(0,
+                        "no mask is given; fdm mask %s takes %sinterval_start and _end, row_start and _end, and "
+                        "block_mask",
+                        kinds[r->kind].name, r->kind == DENSE ? "" : "mask, ");
     r->keys = start->data ? start->shape[2] : r->keys;
     if (r->keys < 0)
-        return complain(0, "mask dense needs --keys N without interval_start");
+        return complain(0, "mask %s needs --keys N without interval_start", kinds[r->kind].name);
     r->rows = rows->data ? rows->shape[3] : r->rows < 0 ? r->keys : r->rows;
     r->block = blocks->data ? block_size(blocks, r->rows, r->keys) : 64;
     if (!r->block || (blocks->data && blocks->dtype != FDM_BOOL))
@@ -295,8 +298,11 @@ static int make_outputs(struct request *r) {
     }
     if (r->kind == RULES)
         return make_of_rules(r);
+    r->of_ways = r->kind == DENSE || (r->kind == OF_BLOCKS && !r->tensors[MASK].data);
+    if (r->of_ways && !make_of_ways(r))
+        return 0;
     if (r->kind == DENSE)
-        return make_of_ways(r);
+        return 1;
     if (!check_axes(r, MASK, 4, 4))
         return 0;
     if (r->kind == INTERVALS)
@@ -407,8 +413,10 @@ static fdm_status call(struct request *r) {
     case DENSE: return dense(r);
     case INTERVALS: return intervals(r);
     case RULES: return rules(r);
-    default: return fdm_mask_blocks(&v[MASK], r->block_q, r->block_k, &v[BLOCKS], NULL);
+    default: break;
     }
+    const fdm_status status = r->of_ways ? dense(r) : FDM_OK;
+    return status ? status : fdm_mask_blocks(&v[MASK], r->block_q, r->block_k, &v[BLOCKS], NULL);
 }
 
 static fdm_status run(struct request *r) {

@@ -391,6 +391,10 @@ def ways_of_a_mask(tmp_path, rows=150, keys=200):
 def test_ways_of_a_mask_as_one(tmp_path):
     given, seen = ways_of_a_mask(tmp_path)
     np.testing.assert_array_equal(made(tmp_path, "dense", *given)["mask"], seen)
+    (tmp_path / "out.safetensors").rename(tmp_path / "mask.safetensors")
+    of_ways = made(tmp_path, "blocks", *given, "--block-q", 64, "--block-k", 64)["blocks"]
+    of_mask = made(tmp_path, "blocks", tmp_path / "mask.safetensors", "--block-q", 64, "--block-k", 64)["blocks"]
+    np.testing.assert_array_equal(of_ways, of_mask)
     for arguments, words in (
         ((), "no mask is given"),
         (given[4:], "needs --keys N without interval_start"),
@@ -399,6 +403,15 @@ def test_ways_of_a_mask_as_one(tmp_path):
     ):
         result = run("mask", "dense", *arguments)
         assert result.returncode == 2 and words in result.stderr and not result.stdout
+
+
+def test_plans_of_row_intervals_and_block_masks():
+    for given in (("--row-intervals", 2), ("--block-mask", 64)):
+        assert run("plan", *given).stdout.startswith("cpu")
+    on_cuda = run("plan", "--device", "sm_90", "--dtype", "bf16", "--block-mask", 64)
+    assert on_cuda.returncode == 1 and "it does not take block masks" in on_cuda.stderr
+    assert "block_mask_size is 32; it must be 64 or 128" in run("plan", "--block-mask", 32).stderr
+    assert "row intervals have 5 ranges a row; it must be 1 to 4" in run("plan", "--row-intervals", 5).stderr
 
 
 def test_attention_under_ways_of_a_mask(tmp_path):
