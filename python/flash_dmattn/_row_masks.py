@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
 from ._arguments import at_least, said
@@ -52,32 +52,10 @@ def blocks_from_lists(counts: Any, indices: Any, num_blocks: int) -> Any:
 # ---- FlexAttention ---------------------------------------------------------------------------------------------------
 
 
-class FlexMask(NamedTuple):
-    """What `from_block_mask` returns: arguments of an attention call.
-
-    Args:
-        block_mask: bool [B, h, ceil(Sq / b), ceil(Sk / b)].
-        attn_mask: bool [B, h, Sq, Sk]: what the mask function shows inside of partial blocks; None where there are
-            none.
-
-    Examples:
-        >>> import torch
-        >>> from flash_dmattn import flash_dmattn_func, masks
-        >>> from torch.nn.attention.flex_attention import create_block_mask
-        >>> flex = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 256, 256, device="cpu")
-        >>> x = torch.ones(1, 256, 2, 8)
-        >>> flash_dmattn_func(x, x, x, **masks.from_block_mask(flex)._asdict()).shape
-        torch.Size([1, 256, 2, 8])
-    """
-
-    block_mask: Any
-    attn_mask: Any
-
-
 _ELEMENTS_AT_ONCE = 1 << 22  # the mask function computes with indices of 8 bytes for each
 
 
-def from_block_mask(block_mask: Any, max_bytes: int = 1 << 30) -> FlexMask:
+def from_block_mask(block_mask: Any, max_bytes: int = 1 << 30) -> Dict[str, Any]:
     """FlexAttention's BlockMask: its full blocks as such, its mask function on the others once.
 
     Args:
@@ -85,19 +63,24 @@ def from_block_mask(block_mask: Any, max_bytes: int = 1 << 30) -> FlexMask:
         max_bytes: of the dense mask that partial blocks need, B h Sq Sk rounded up to blocks; default 2**30.
 
     Returns:
-        FlexMask (block_mask, attn_mask), both for one call. Rows and keys count from 0, so is_causal stays False.
+        Keywords of one call of attention: block_mask, bool [B, h, ceil(Sq / b), ceil(Sk / b)], and attn_mask, bool
+        [B, h, Sq, Sk], which says what is visible in partial blocks; None where there are none.
 
     Raises:
         TypeError: it is no BlockMask.
         ValueError: its blocks have another size, or the dense mask would be larger than max_bytes.
 
     Examples:
-        >>> from flash_dmattn import masks
+        >>> import torch
+        >>> from flash_dmattn import flash_dmattn_func, masks
         >>> from torch.nn.attention.flex_attention import create_block_mask
         >>> flex = create_block_mask(lambda b, h, i, j: i // 128 == j // 128, 1, 1, 256, 256, device="cpu")
         >>> made = masks.from_block_mask(flex)
-        >>> made.block_mask[0, 0].int().tolist(), made.attn_mask  # no block is partial
+        >>> made["block_mask"][0, 0].int().tolist(), made["attn_mask"]  # no block is partial
         ([[1, 0], [0, 1]], None)
+        >>> x = torch.ones(1, 256, 2, 8)
+        >>> flash_dmattn_func(x, x, x, **made).shape
+        torch.Size([1, 256, 2, 8])
     """
     if not hasattr(block_mask, "kv_indices") or not hasattr(block_mask, "mask_mod"):
         raise TypeError(f"block_mask is {said(block_mask)}; it must be FlexAttention's BlockMask")
@@ -115,14 +98,14 @@ def from_block_mask(block_mask: Any, max_bytes: int = 1 << 30) -> FlexMask:
     blocks = shown.repeat_interleave(rows // size, 2).repeat_interleave(keys // size, 3)
     blocks = blocks[:, :, : -(-lengths[0] // size), : -(-lengths[1] // size)].contiguous()
     if not bool(partial.any()):
-        return FlexMask(blocks, None)
+        return {"block_mask": blocks, "attn_mask": None}
     num_bytes = partial.numel() * rows * keys
     if num_bytes > max_bytes:
         raise ValueError(
             f"block_mask has partial blocks, whose dense mask takes {num_bytes} bytes; max_bytes is {max_bytes}"
         )
     dense = _dense_of(block_mask.mask_mod, partial, full, (rows, keys), lengths)
-    return FlexMask(blocks, dense[:, :, : lengths[0], : lengths[1]])
+    return {"block_mask": blocks, "attn_mask": dense[:, :, : lengths[0], : lengths[1]]}
 
 
 def _of_lists(counts: Any, indices: Any) -> Any:
@@ -180,7 +163,7 @@ def from_flex_ranges(ranges: Any, batch: int = 1) -> Tuple[Any, Any]:
         ([[[[0, 0], [0, 2]]]], [[[[1, 1], [0, 4]]]])
     """
     batch = at_least(1, batch, "batch")
-    shape = tuple(getattr(ranges, "shape", ()))
+    shape: Tuple[int, ...] = tuple(getattr(ranges, "shape", ()))
     if len(shape) != 3 or shape[1] % 2 == 0 or shape[2] % batch:
         raise ValueError(
             f"ranges is {f'of shape {list(shape)}' if shape else said(ranges)}; it must be [heads, an odd number, "

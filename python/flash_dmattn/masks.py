@@ -30,13 +30,12 @@ from ._arguments import (
 from ._arrays import Borrowed, borrow, borrow_needed, check_byte_order, describe
 from ._device_arrays import CPU, device_of, lender_of
 from ._key_rules import rule_intervals
-from ._row_masks import FlexMask, blocks_from_lists, from_block_mask, from_flex_ranges, rule_row_intervals
+from ._row_masks import blocks_from_lists, from_block_mask, from_flex_ranges, rule_row_intervals
 from ._topk_state import TopKState
 
 Array = TypeVar("Array")
 
 __all__ = [
-    "FlexMask",
     "KeyIntervals",
     "TopKState",
     "blocks_from_lists",

@@ -172,7 +172,7 @@ def test_compile_and_operator_checks():
     q, k, v = tensors(rows=64, keys=64)
     compiled = torch.compile(lambda *x: flash_dmattn_func(*x, is_causal=True) * 2, fullgraph=True)
     assert torch.equal(compiled(q, k, v), flash_dmattn_func(q, k, v, is_causal=True) * 2)
-    arguments = (q, k, v, *[None] * 9, 0, 0, None, True, 0.0, -1, -1, False, False)
+    arguments = (q, k, v, *[None] * 10, 0, 0, None, True, 0.0, -1, -1, False, False)
     torch.library.opcheck(torch.ops.flash_dmattn.forward.default, arguments,
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
@@ -342,7 +342,7 @@ def test_a_hundred_deterministic_backwards_on_two_streams_are_the_same_bits():
     dense = bias.expand(2, 8, 500, 700).clone()
     for options in ({"is_causal": True}, {"key_intervals": intervals, "attn_bias": dense}):
         out, lse = flash_dmattn_func(q, k, v, return_lse=True, **options)
-        inputs = (q, k, v, None, options.get("attn_bias"), *options.get("key_intervals", (None, None)), *[None] * 5)
+        inputs = (q, k, v, None, options.get("attn_bias"), *options.get("key_intervals", (None, None)), *[None] * 6)
         upstream = (torch.randn_like(out), torch.randn_like(lse))
         settings = (0, 0, None, options.get("is_causal", False), 0.0, -1, -1, True, False)
         arguments = (*inputs, out, lse, *upstream, True, True, True, False, False, *settings)
@@ -395,9 +395,9 @@ def test_operator_checks_of_backward_and_masks():
     bias = torch.randn(1, 2, 1, 70, device="cuda", requires_grad=True)
     settings = (0, 0, 0.3, True, 2.0, 30, -1, False, False)
     forward, backward = torch.ops.flash_dmattn.forward.default, torch.ops.flash_dmattn.backward.default
-    torch.library.opcheck(forward, (q, k, v, *[None] * 9, *settings[:-2], True, False))
+    torch.library.opcheck(forward, (q, k, v, *[None] * 10, *settings[:-2], True, False))
     q, k, v = (tensor.detach() for tensor in (q, k, v))
-    inputs = (q, k, v, None, bias.detach(), *[None] * 7)
+    inputs = (q, k, v, None, bias.detach(), *[None] * 8)
     out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
     torch.library.opcheck(backward, (*inputs, out, lse, out, None, True, True, True, True, False, *settings),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))

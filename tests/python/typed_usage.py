@@ -26,6 +26,7 @@ from flash_dmattn import (
     tune_softmax,
 )
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 from typing_extensions import assert_type
 
 
@@ -69,6 +70,11 @@ def mask_functions() -> None:
         dense = masks.intervals_to_mask(*each, 6)
         assert_type(masks.intervals_from_mask(dense), Optional[masks.KeyIntervals])
         masks.mask_blocks(dense, 2, 2)
+    blocks = masks.blocks_from_lists(torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int(), 1)
+    flash_dmattn_func(q, k, v, block_mask=blocks, row_intervals=masks.rule_row_intervals(torch.zeros(1, 6).int()))
+    start, end = masks.from_flex_ranges(torch.ones(1, 1, 6).int())
+    flex = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 6, 6, device="cpu")
+    assert_type(flash_dmattn_func(q, k, v, row_intervals=(start, end), **masks.from_block_mask(flex)), Any)
     masks.create_mask(bias[:, :, None], None, 1, 6, 6, 4, -1e9, block_size=2, type="topk")
     state = masks.TopKState.of_prompt(bias, 4, k, v)
     assert_type(state, masks.TopKState)

@@ -67,7 +67,7 @@ def plain(
     bounds: Any = NO_WINDOW if window is UNBOUNDED else window
     try:
         settings = settings_of(softmax_scale, None, causal, softcap, deterministic, bounds, *longest)
-        return _native.attend(q, k, v, *[None] * 4, rows, keys, sink, None, None, settings, return_lse, False)
+        return _native.attend(q, k, v, *[None] * 4, rows, keys, sink, None, None, None, settings, return_lse, False)
     except (TypeError, ValueError):
         return None  # attend() makes the last axis contiguous, or says what is wrong
 
@@ -245,7 +245,7 @@ def backward(
     settings = settings_of(softmax_scale, None, causal, softcap, deterministic, (left, right), *longest)
     dout, out = rows_contiguous(dout), rows_contiguous(out)
     with torch.no_grad():
-        inputs = (*map(rows_contiguous, tensors), None, None, *pair, *offsets, None, None, None)
+        inputs = (*map(rows_contiguous, tensors), None, None, *pair, *offsets, None, None, None, None)
         needs = [source < 3 for source in SOURCES]
         low = [None] * (len(RESULTS) - 2)
         grads = torch.ops.flash_dmattn.backward(*inputs, out, lse, dout, None, *needs, *settings, *low)

@@ -23,7 +23,8 @@ def _moved_scores(scores: Optional[Tensor], kind: str, rows: Exchange, keys: Exc
 
 def moved_operands(problem: Problem, rows: Exchange, keys: Exchange) -> Operands:
     """All rows and keys of this rank's heads."""
-    q, k, v, mask, bias, *_, sink, _, _ = problem.operands
+    q, k, v, mask, bias, *_ = problem.operands
+    sink = problem.operands.sink
     return Operands(
         to_heads(q, rows, 1, 2),
         to_heads(k, keys, 1, 2),

@@ -96,7 +96,8 @@ class Problem:
     def needs_gradient(self) -> List[bool]:
         if self.needs is not None:
             return self.needs
-        q, k, v, _, bias, *_, sink, _, _ = self.operands
+        q, k, v, _, bias, *_ = self.operands
+        sink = self.operands.sink
         enabled = torch.is_grad_enabled()
         return [enabled and each is not None and each.requires_grad for each in (q, k, v, bias, sink)]
 
@@ -107,7 +108,8 @@ class Problem:
 
     def fields(self) -> Dict[str, Any]:
         """What ranks must have alike, by the names of a sentence."""
-        q, k, v, mask, bias, *_, sink, _, _ = self.operands
+        q, k, v, mask, bias, *_ = self.operands
+        sink = self.operands.sink
         start = None if self.mask.key_intervals is None else self.mask.key_intervals[0]
         gradients = [name for name, need in zip(("query", "key", "value", "attn_bias", "sink"), self.needs_gradient()) if need]
         return {

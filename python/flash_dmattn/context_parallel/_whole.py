@@ -42,7 +42,8 @@ class WholeKernels:
     @staticmethod
     def _shapes(problem: Problem, heads_ranks: int) -> List[Optional[_Shape]]:
         """Of the inputs in the whole problem, of which these operands may have a part of the heads."""
-        q, k, v, mask, bias, *_, sink, _, _ = problem.operands
+        q, k, v, mask, bias, *_ = problem.operands
+        sink = problem.operands.sink
         rows, keys = problem.seqlens
         shapes: List[Optional[_Shape]] = []
         for tensor, length in ((q, rows), (k, keys), (v, keys)):
@@ -59,7 +60,7 @@ class WholeKernels:
         whole = None if start is None else (start[0], heads(start[1]), start[2])
         shapes += [whole, whole, None, None]
         shapes.append(None if sink is None else (*sink.shape[:-1], sink.shape[-1] * heads_ranks))
-        return [*shapes, None, None]
+        return [*shapes, *[None] * (len(Operands._fields) - len(shapes))]
 
     def backward(self, has_dlse: bool) -> Optional[str]:
         if has_dlse not in self.kept:

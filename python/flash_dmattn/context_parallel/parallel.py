@@ -582,7 +582,8 @@ class ContextParallel:
 
     def _gathered(self, problem: Problem, *by_keys: Any) -> List[Any]:
         call = self._call_by_keys(problem, *by_keys)
-        q, k, v, mask, bias, *_, sink, _, _ = problem.operands
+        q, k, v, mask, bias, *_ = problem.operands
+        sink = problem.operands.sink
         attend: Any = GatherAttention
         before = call.messages.bytes_received
         out, lse, low = attend.apply(call, mask, q, k, v, bias, sink)
