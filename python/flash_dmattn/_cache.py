@@ -13,6 +13,7 @@ from ._arguments import (
     check_axes,
     flag_of,
     integer_of,
+    range_pair,
     mask_with_four_axes,
     settings_of,
 )
@@ -20,7 +21,7 @@ from ._arrays import Borrowed, borrow, borrow_needed, is_array, is_torch
 from ._device_arrays import CPU, device_of, lender_of, say
 
 # The tensors of a call, by the names of arguments: what is read beside q and the cache, and what says where keys lie.
-READ = ("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_q")
+READ = ("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_q", "row_intervals start", "row_intervals end")
 PLACES = ("block_table", "page_start", "cache_batch_idx", "cache_seqlens", "cache_leftpad")
 ADDED = ("key", "value", "cu_seqlens_new", "rotary cos", "rotary sin", "rotary_seqlens")
 FORWARD_NAMES = ("query", "key_cache", "value_cache", *READ, *PLACES, *ADDED)
@@ -46,7 +47,7 @@ def _room(key_cache: Any, block_table: Any, page_start: Any) -> int:
 
 def with_four_axes(tensors: Sequence[Any], settings: Settings) -> Tuple[Any, ...]:
     """The tensors in the order of FORWARD_NAMES, with four axes where they are a mask or a bias."""
-    q, k, _, mask, bias, _, _, _, offsets, table, start = tensors[:11]
+    q, k, _, mask, bias, _, _, _, offsets, _, _, table, start = tensors[:13]
     check_axes((k, tensors[2]), FORWARD_NAMES[1:3], 4)
     check_axes((q,), ("query",), 4 if offsets is None else 3)
     if mask is None and bias is None:
@@ -124,6 +125,7 @@ def flash_dmattn_with_kvcache_func(
     rotary_seqlens: Any = None,
     attn_mask: Any = None,
     attn_bias: Any = None,
+    row_intervals: Optional[Tuple[Any, Any]] = None,
     is_causal: bool = True,
     window_size: Any = NO_WINDOW,
     softmax_scale: Optional[float] = None,
@@ -168,6 +170,9 @@ def flash_dmattn_with_kvcache_func(
         rotary_interleaved: pairs are (0, 1), (2, 3), ..; default False: (0, R / 2), (1, R / 2 + 1), ..
         rotary_seqlens: int32 [B]: in the place of cache_seqlens there. Default None.
         attn_mask, attn_bias: as in flash_dmattn_func, their last axis the number of the key: max_seqlen_k or 1 long.
+        row_intervals: (start, end), int32 [B|1, H|Hkv|1, n, Sq], packed [H|Hkv|1, n, total_q], n from 1 to 4: row i sees
+            the keys start <= j < end of each of its n ranges, as far as the other masks say; j counts from the first
+            key of the sequence, in the cache or appended. Default None.
         is_causal: row i of a sequence of Sq rows sees keys up to (keys after appending) - Sq + i. Default True.
         window_size, softmax_scale, softcap, sink, lse_without_sink: as in flash_dmattn_func.
         return_lse: also return lse. Default False.
@@ -206,6 +211,7 @@ def flash_dmattn_with_kvcache_func(
     )
     tensors = (
         *(query, key_cache, value_cache, attn_mask, attn_bias, sink, seqused_q, seqused_k, cu_seqlens_q),
+        *range_pair(row_intervals),
         *(block_table, page_start, cache_batch_idx, cache_seqlens, cache_leftpad),
         *(key, value, cu_seqlens_new, *rotary_pair(rotary), rotary_seqlens),
     )

@@ -21,11 +21,12 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
                        .rotary_start = t[ROTARY_START]};
 }
 
-/* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, *the cache's, out, lse or None,
- * *settings, rotary_interleaved, invariance, num_splits, split_keys, number of threads, family or None; for CUDA tensors also the stream's address and what
- * allocates) */
+/* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, row_start, row_end, *the cache's, out,
+ * lse or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of threads, family or None; for
+ * CUDA tensors also the stream's address and what allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, CACHE, OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
+    enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, ROW_START, ROW_END, CACHE };
+    enum { OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
     enum {
         INTERLEAVED = NUM_SETTINGS,
         INVARIANCE,
@@ -59,7 +60,9 @@ PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_
                                  .sink = t[SINK],
                                  .seqused_q = t[USED_Q],
                                  .seqused_k = t[USED_K],
-                                 .cache = &cache};
+                                 .cache = &cache,
+                                 .row_start = t[ROW_START],
+                                 .row_end = t[ROW_END]};
     struct native_device_workspace workspace = {on_cuda ? others[ALLOCATE] : NULL, NULL};
     const fdm_allocator allocator = native_device_allocator(&workspace);
     if (!failed && !native_options(others, others[THREADS], others[FAMILY], &options)) {

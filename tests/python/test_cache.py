@@ -286,6 +286,35 @@ def test_masks_and_biases_count_keys_of_the_sequence() -> None:
             np.testing.assert_allclose(out[b], alone[0], atol=2e-5)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_row_intervals_count_keys_of_the_sequence(library: str) -> None:
+    """Two ranges a row beside pages: as a dense mask of the same pairs; the last key is appended by the call."""
+    of = np.asarray if library == "numpy" else pytest.importorskip("torch").from_numpy
+    rng, page, lengths, rows = rng_of(3), 4, [11, 30], 5
+    pool = Pool(rng, 20, page, "NHD")
+    keys = [(normal(rng, n, HEADS_KV, DIM), normal(rng, n, HEADS_KV, DIM_V)) for n in lengths]
+    lists = [pool.take(-(-n // page)) for n in lengths]
+    for pages, (k, v) in zip(lists, keys):
+        pool.write(pages, k[:-1], v[:-1])
+    new = [np.stack([pair[each][-1:] for pair in keys]) for each in range(2)]
+    q = normal(rng, 2, rows, HEADS, DIM)
+    start = rng.integers(-2, 30, (2, HEADS_KV, 2, rows), dtype=np.int32)
+    end = start + rng.integers(-1, 12, start.shape, dtype=np.int32)
+    start[0, 0, 0, 0], end[1, 1, 1, 2] = -(2**31), 2**31 - 1
+    out = flash_dmattn_with_kvcache_func(
+        *(of(each) for each in (q, pool.k, pool.v, *new)),
+        cache_seqlens=of(lengths_of([n - 1 for n in lengths])),
+        block_table=of(table_of(lists, 8, np.int32)),
+        row_intervals=(of(start), of(end)),
+    )
+    for b, n in enumerate(lengths):
+        key = np.arange(n)
+        held = (start[b, ..., None] <= key) & (key < end[b, ..., None])
+        mask = held.any(1).repeat(HEADS // HEADS_KV, 0)[None]
+        alone = attention(*(q[b : b + 1], keys[b][0][None], keys[b][1][None]), attn_mask=mask, is_causal=True)
+        np.testing.assert_allclose(out[b], alone[0], atol=2e-5)
+
+
 # ---- rotary ----------------------------------------------------------------------------------------------------------
 
 
@@ -609,7 +638,7 @@ def test_operators_follow_the_rules_of_operators() -> None:
     added = (given["key"], given["value"], None, cos, sin, None)
     settings = (0, 0, None, True, 0.0, -1, -1, False, False)
     caches = given["key_cache"], given["value_cache"]
-    forward = (given["query"], *caches, *[None] * 6, *places, *added, *settings, False)
+    forward = (given["query"], *caches, *[None] * 8, *places, *added, *settings, False)
     torch.library.opcheck(torch.ops.flash_dmattn.forward_with_cache.default, forward)
     append = (*caches, *places, *added, None, None, given["query"], None, torch.empty_like(given["query"]), False)
     torch.library.opcheck(torch.ops.flash_dmattn.cache_append.default, append)

@@ -450,7 +450,7 @@ def test_refusals(engine: Any) -> None:
             runner.impl.forward(None, q, k, v, runner.cache[1], None, q, **{name: torch.ones(1)})
     for name, value in (("mm_req_doc_ranges", {0: [(1, 2)]}), ("rswa_prefix_lens", torch.ones(4))):
         setattr(common, name, value)
-        with pytest.raises(NotImplementedError, match=f"{name} is given, but flash_dmattn has no row intervals"):
+        with pytest.raises(NotImplementedError, match=f"{name} is given, but this backend makes no row intervals"):
             runner.builder.build(0, common)
         setattr(common, name, None)
 
