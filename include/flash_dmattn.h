@@ -442,7 +442,7 @@ typedef struct fdm_problem {
     int32_t has_row_intervals;
     int64_t row_interval_batch, row_interval_heads; /* extents, 1 = broadcast */
     int32_t row_ranges;                             /* of a row: n of [B, h, n, Sq] */
-    int32_t invariance, num_splits, split_keys;     /* as in fdm_options; 0 in a backward */
+    int32_t invariance, num_splits, split_keys;     /* as in fdm_options; of a forward */
     int32_t block_mask_size;                        /* 64 or 128: rows and keys of its blocks; 0 = no block mask */
     int32_t block_mask_batch, block_mask_heads;     /* extents, 1 = broadcast */
     int32_t reserved[1];                            /* 0 */

@@ -119,12 +119,8 @@ static fdm_status dkv_validate(const fdm_problem *p) {
 }
 
 static fdm_status splits_validate(const fdm_problem *p) {
-    const int backward = p->pass == FDM_BACKWARD && (p->invariance || p->num_splits || p->split_keys);
-    if (backward || p->invariance < FDM_INVARIANCE_NONE || p->invariance > FDM_INVARIANCE_SCHEDULE)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         backward ? "invariance, num_splits and split_keys are %d, %d and %d in a backward; they are 0"
-                                  : "invariance is %d; it must be 0, 1 or 2",
-                         p->invariance, p->num_splits, p->split_keys);
+    if (p->invariance < FDM_INVARIANCE_NONE || p->invariance > FDM_INVARIANCE_SCHEDULE)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "invariance is %d; it must be 0, 1 or 2", p->invariance);
     if (p->num_splits < 0 || p->split_keys < 0 || p->split_keys % 64 || (p->num_splits && p->split_keys))
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "num_splits is %d and split_keys %d; they are at least 0, split_keys is a multiple of 64, and "
@@ -434,11 +430,10 @@ static int32_t in_32_bits(int64_t value) {
 }
 
 static void apply_options(const fdm_options *o, fdm_problem *p) {
-    const int forward = p->pass == FDM_FORWARD;
     FDM_PROBLEM_FIELDS(NOTHING, FROM_OPTIONS)
-    p->invariance = forward ? in_32_bits(o->invariance) : 0;
-    p->num_splits = forward ? in_32_bits(o->num_splits) : 0;
-    p->split_keys = forward ? in_32_bits(o->split_keys) : 0;
+    p->invariance = in_32_bits(o->invariance);
+    p->num_splits = in_32_bits(o->num_splits);
+    p->split_keys = in_32_bits(o->split_keys);
     if (!o->has_softmax_scale)
         p->softmax_scale = p->head_dim > 0 ? 1.0 / sqrt((double)p->head_dim) : 1.0;
     p->causal = p->causal != 0;

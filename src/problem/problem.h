@@ -120,8 +120,10 @@ void attention_clear_rest(const struct attention *attention);
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                                 fdm_problem *problem, struct attention *attention);
 
-/* Whether the options say how keys are split, or on what bits may depend. */
-static inline int problem_fixes_splits(const fdm_problem *p) { return p->invariance || p->num_splits || p->split_keys; }
+/* Whether the options say how a forward's keys are split, or on what its bits may depend. */
+static inline int problem_fixes_splits(const fdm_problem *p) {
+    return p->pass == FDM_FORWARD && (p->invariance || p->num_splits || p->split_keys);
+}
 
 /* Options that describe the same problem on the same tensors. */
 fdm_options problem_options(const fdm_problem *problem);
