@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -96,6 +97,133 @@ static void everything_else_in_a_capture(void) {
     assert_int_equal(fake_driver()->capture_mode(), GLOBAL);
 }
 
+/* ---- KV caches ---- */
+
+/* Tensors of a call on a cache whose memory nobody may touch: a host that read a length or a table would end here. */
+struct cached_call {
+    char *memory;
+    size_t used;
+    int64_t shapes[16][4];
+    fdm_tensor tensors[16], *k, *v;
+    int count;
+};
+enum { UNTOUCHABLE = 1 << 24, BATCH = 3, PAGE = 16, COLUMNS = 40, HEADS = 8, HEADS_KV = 2, DIM = 64 };
+
+static fdm_tensor *untouchable(struct cached_call *c, fdm_dtype dtype, int32_t ndim, int64_t a, int64_t b, int64_t d,
+                               int64_t e) {
+    int64_t *shape = c->shapes[c->count], elements = 1;
+    const int64_t extents[4] = {a, b, d, e};
+    for (int32_t i = 0; i < ndim; i++)
+        elements *= shape[i] = extents[i];
+    fdm_tensor *t = &c->tensors[c->count++];
+    *t = (fdm_tensor){c->memory + c->used, {FDM_CUDA, 0}, ndim, fdm_data_type_of(dtype), shape, NULL, 0};
+    c->used += (size_t)(elements * fdm_dtype_bytes(dtype) + 255) / 256 * 256;
+    assert_true(c->used < UNTOUCHABLE / 2); /* a workspace follows */
+    return t;
+}
+
+/* rows: of each sequence, packed where above 1; adds: it appends and turns. */
+static void make_cached(struct cached_call *c, int64_t rows, int adds, fdm_cache *cache, fdm_tensors *tensors) {
+    const int64_t total = BATCH * rows;
+    const int packed = rows > 1;
+    *c = (struct cached_call){.memory = mmap(NULL, UNTOUCHABLE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)};
+    assert_true(c->memory != MAP_FAILED);
+    *cache = (fdm_cache){.struct_bytes = sizeof *cache,
+                         .block_table = untouchable(c, FDM_INT32, 2, BATCH, COLUMNS, 0, 0),
+                         .lengths = untouchable(c, FDM_INT32, 1, BATCH, 0, 0, 0)};
+    if (adds) {
+        cache->k_new = untouchable(c, FDM_BFLOAT16, 4, BATCH, 2, HEADS_KV, DIM);
+        cache->v_new = untouchable(c, FDM_BFLOAT16, 4, BATCH, 2, HEADS_KV, DIM);
+        cache->rotary_cos = untouchable(c, FDM_FLOAT32, 2, 100, DIM / 2, 0, 0);
+        cache->rotary_sin = untouchable(c, FDM_FLOAT32, 2, 100, DIM / 2, 0, 0);
+    }
+    *tensors = (fdm_tensors){.struct_bytes = sizeof *tensors, .cache = cache};
+    tensors->k = c->k = untouchable(c, FDM_BFLOAT16, 4, BATCH * COLUMNS, PAGE, HEADS_KV, DIM);
+    tensors->v = c->v = untouchable(c, FDM_BFLOAT16, 4, BATCH * COLUMNS, PAGE, HEADS_KV, DIM);
+    tensors->q = packed ? untouchable(c, FDM_BFLOAT16, 3, total, HEADS, DIM, 0)
+                        : untouchable(c, FDM_BFLOAT16, 4, BATCH, 1, HEADS, DIM);
+    tensors->out = packed ? untouchable(c, FDM_BFLOAT16, 3, total, HEADS, DIM, 0)
+                          : untouchable(c, FDM_BFLOAT16, 4, BATCH, 1, HEADS, DIM);
+    tensors->lse = packed ? untouchable(c, FDM_FLOAT32, 2, HEADS, total, 0, 0)
+                          : untouchable(c, FDM_FLOAT32, 3, BATCH, HEADS, 1, 0);
+    if (packed)
+        tensors->cu_seqlens_q = untouchable(c, FDM_INT32, 1, BATCH + 1, 0, 0, 0);
+}
+
+/* The launches of one call, of which the first and the last are these. */
+static void assert_launches(int64_t before, const char *first, const char *last, int64_t count) {
+    assert_int_equal(fake_driver()->num_launches() - before, count);
+    assert_string_equal(fake_driver()->launch(before).entry, first);
+    assert_string_equal(fake_driver()->launch(before + count - 1).entry, last);
+}
+
+static const struct cached_kind {
+    int64_t rows, invariance;
+    int adds;
+    const char *first, *last;
+    int64_t launches;
+} cached_kinds[] = {
+    {1, 0, 0, "mma_decode", "mma_decode", 1},    {1, 1, 0, "mma_decode", "combine_splits", 2},
+    {1, 0, 1, "cache_append", "mma_decode", 2},  {4, 1, 1, "cache_append", "combine_splits", 3},
+    {90, 0, 0, "mma_forward", "mma_forward", 1}, {90, 2, 1, "cache_append", "mma_forward", 2},
+};
+
+/* A plan is made and prepared from bounds alone. Then executions are nothing but launches: what a graph keeps. */
+static void caches_in_a_capture(void) {
+    use_fake_compiler();
+    for (size_t n = 0; n < sizeof cached_kinds / sizeof cached_kinds[0]; n++) {
+        const struct cached_kind *kind = &cached_kinds[n];
+        struct cached_call call;
+        fdm_cache cache;
+        fdm_tensors tensors;
+        fdm_device facts = {.struct_bytes = sizeof facts};
+        fdm_problem problem;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        fdm_options options = fdm_options_default();
+        make_cached(&call, kind->rows, kind->adds, &cache, &tensors);
+        options.causal = 1;
+        options.max_seqlen_q = kind->rows > 1 ? kind->rows : 0;
+        options.invariance = kind->invariance;
+        assert_int_equal(fdm_device_query(FDM_CUDA, 0, &facts), FDM_OK);
+        assert_int_equal(fdm_describe(FDM_FORWARD, &tensors, &options, &problem), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&facts, &problem, &options, &plan), FDM_OK);
+        assert_int_equal(fdm_prepare(&plan), FDM_OK);
+        const int64_t modules = fake_driver()->count("cuModuleLoadData"),
+                      allocated = fake_driver()->count("cuMemAlloc");
+        fake_driver()->begin_capture(GLOBAL);
+        for (int round = 0; round < 2; round++) {
+            const int64_t before = fake_driver()->num_launches();
+            assert_int_equal(
+                fdm_execute(&plan, &tensors, call.memory + UNTOUCHABLE / 2, (size_t)plan.workspace_bytes, NULL),
+                FDM_OK);
+            assert_launches(before, kind->first, kind->last, kind->launches);
+        }
+        assert_int_equal(fake_driver()->end_capture(), 1);
+        assert_int_equal(fake_driver()->count("cuModuleLoadData"), modules);
+        assert_int_equal(fake_driver()->count("cuMemAlloc"), allocated);
+        assert_int_equal(fake_driver()->live().allocations, 0);
+        munmap(call.memory, UNTOUCHABLE);
+    }
+}
+
+/* Appending alone has no plan. Its second call finds all that it needs. */
+static void appending_in_a_capture(void) {
+    struct cached_call call;
+    fdm_cache cache;
+    fdm_tensors tensors;
+    use_fake_compiler();
+    make_cached(&call, 1, 1, &cache, &tensors);
+    const fdm_append_tensors append = {
+        .struct_bytes = sizeof append, .k = call.k, .v = call.v, .cache = &cache, .q = tensors.q, .q_out = tensors.out};
+    assert_int_equal(fdm_cache_append(&append), FDM_OK);
+    fake_driver()->begin_capture(GLOBAL);
+    const int64_t before = fake_driver()->num_launches();
+    assert_int_equal(fdm_cache_append(&append), FDM_OK);
+    assert_launches(before, "cache_append", "cache_append", 1);
+    assert_int_equal(fake_driver()->end_capture(), 1);
+    munmap(call.memory, UNTOUCHABLE);
+}
+
 static pthread_barrier_t began, ended;
 static int still_sound;
 static void *capture_meanwhile(void *argument) {
@@ -170,6 +298,8 @@ static const struct scenario scenarios[] = {
     {"the_driver_forbids", the_driver_forbids, NULL, 0},
     {"first_use_in_a_capture", first_use_in_a_capture, THREE, 0},
     {"everything_else_in_a_capture", everything_else_in_a_capture, NULL, 0},
+    {"caches_in_a_capture", caches_in_a_capture, NULL, 0},
+    {"appending_in_a_capture", appending_in_a_capture, NULL, 0},
     {"another_thread_captures", another_thread_captures, NULL, 0},
     {"failures_in_a_capture", failures_in_a_capture, NULL, 0},
     {"streams_of_other_contexts", streams_of_other_contexts, NULL, 0},
