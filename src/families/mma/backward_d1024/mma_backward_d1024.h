@@ -35,7 +35,7 @@
 /* Others of a step: the block makes 4096 scores, 16 a thread. */
 GPU_INLINE int32_t mma_d1024_others(int32_t own) { return 4096 / own; }
 
-/* Warps that share 32 own: each makes the scores of 16 others, and sums every so manieth 16 columns. */
+/* Warps that share 32 own: each makes the scores of 16 others, and sums one of every so many 16 columns. */
 GPU_INLINE int32_t mma_d1024_shares(int32_t own) { return MMA_D1024_WARPS * 32 / own; }
 
 /* Slices of sums have 64 others, and so many columns: 16 or 32 of each warp that shares the own. */
