@@ -208,7 +208,7 @@ typedef struct fdm_cache {
  *     dbias                          shape and dtype of bias
  *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
  *     row_start, row_end             [B|1, H|Hkv|1, n, Sq]           int32; row i sees keys start <= j < end of one
- *                                                                    of its n ranges, n from 1 to 4. CPU only
+ *                                                                    of its n ranges, n from 1 to 4
  *     block_mask                     [B|1, H|Hkv|1, Sq/b, Sk/b]      bool, true = the b rows and b keys of a block see
  *                                                                    each other, as far as the other masks say. Axes
  *                                                                    are rounded up; their extents say whether b is 64

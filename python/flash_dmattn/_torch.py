@@ -470,7 +470,7 @@ def flash_dmattn_func(
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
             masks.KeyIntervals that was made for another number of rows is refused.
         row_intervals: (start, end), int32 [B|1, H|Hkv|1, n, Sq], n from 1 to 4: row i sees the keys start <= j < end of
-            each of its n ranges, as far as the other masks say. On the CPU only. Default None.
+            each of its n ranges, as far as the other masks say. Default None.
         block_mask: bool [B|1, H|Hkv|1, ceil(Sq / b), ceil(Sk / b)], b 64 or 128, True = the rows and keys of the block
             see each other, as far as the other masks say. On the CPU only. Default None.
         document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.

@@ -184,7 +184,7 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         for name in ("mm_req_doc_ranges", "rswa_prefix_lens"):
             if getattr(common, name) is not None:
                 raise NotImplementedError(
-                    f"{name} is given, but flash_dmattn has no row intervals over pages yet: use another attention backend"
+                    f"{name} is given, but this backend makes no row intervals of it: use another attention backend"
                 )
         return Metadata(
             common.num_actual_tokens,
