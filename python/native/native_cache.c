@@ -22,8 +22,8 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
 }
 
 /* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, row_start, row_end, *the cache's, out,
- * lse or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of threads, family or None; for
- * CUDA tensors also the stream's address and what allocates) */
+ * lse or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of threads, family or None;
+ * for CUDA tensors also the stream's address and what allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, ROW_START, ROW_END, CACHE };
     enum { OUT = CACHE + NUM_OF_CACHE, LSE, NUM };

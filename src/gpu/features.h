@@ -79,8 +79,8 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-    /* What a kernel takes as it takes rows and keys. Row intervals, block masks, lengths on the device, caches and rules
-     * for splits are not in it. */
+    /* What a kernel takes as it takes rows and keys. Row intervals, block masks, lengths on the device, caches and
+     * rules for splits are not in it. */
     GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK |
                                                           GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };

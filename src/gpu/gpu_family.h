@@ -74,7 +74,7 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
 
 /* The end of a forward's execution: the kernels of `requests`, of which the first is the forward's own and takes struct
- * gpu_forward_params, and what follows makes the block mask of the plan's tile, at the workspace's start. blocks: of the
+ * gpu_forward_params, and the others make the block mask of the plan's tile, at the workspace's start. blocks: of the
  * first, in clusters of so many. */
 fdm_status gpu_forward_launch(const fdm_plan *plan, const struct attention *attention,
                               const struct cuda_kernel_request *requests, int32_t count, int64_t blocks,

@@ -1,4 +1,4 @@
-/* row_block_mask.cu: which tiles of row intervals are hidden, partial or full; beside a mask with rows, what both leave.
+/* row_block_mask.cu: which tiles of row intervals are hidden, partial or full; beside a mask, what both leave.
  *
  * Idea: of 32 tiles of keys, those that a row's ranges touch and those that they cover are runs of bits. A warp has 32
  * tiles and all rows of a block, some a lane; the or of the rows' touched tiles and the and of their covered ones are

@@ -8,7 +8,7 @@
 #include "gpu/row_ranges.cuh"
 #include "gpu/scores.cuh"
 
-#define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
+#define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something is of the key alone */
 #define MASK_TILE    (MASK && MASK_ROWS)          /* a mask with rows, of which tiles are loaded */
 #define BLOCK_MASKED (MASK_TILE || ROW_INTERVALS) /* tiles of pairs have a byte in the block mask */
 
