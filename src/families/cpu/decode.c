@@ -1,9 +1,9 @@
 /* decode.c: the forward pass for few query rows and many keys ("flash decoding", split along the keys).
  *
  * The keys of each sequence are cut into chunks, whose length depends on the problem alone, or as options say on the
- * sequence, so that results do not depend on threads. An item is one chunk for some neighbouring KV heads: where the heads of a key lie side by side in
- * memory (bshd), walking blocks of keys outside and heads inside reads memory in order, which is worth 40 % of the
- * bandwidth. Each (chunk, KV head) leaves a partial result in the workspace: maximum, sum and unnormalised output of
+ * sequence, so that results do not depend on threads. An item is one chunk for some neighbouring KV heads: where the
+ * heads of a key lie side by side in memory (bshd), walking blocks of keys outside and heads inside reads memory in
+ * order, which is worth 40 % of the bandwidth. Each (chunk, KV head) leaves a partial result in the workspace: maximum, sum and unnormalised output of
  * its rows. Whoever finishes the last chunk of a KV head combines them, in the order of the chunks. */
 #include <math.h>
 #include <stdatomic.h>
@@ -13,13 +13,10 @@
 #include "device/isa.h"
 #include "device/threads.h"
 #include "families/cpu/cpu_family.h"
-#include "families/cpu/decode.h"
+#include "families/cpu/decode_call.h"
 #include "families/cpu/key_rows.h"
-#include "problem/block_views.h"
-#include "problem/interval_views.h"
 
 enum {
-    ROWS_MAX = 16,           /* query rows per KV head that this pass takes; above, packing pays */
     VARIED_KEYS = 256,       /* keys of one head before the next head's turn, where visibility varies */
     CHUNK_KEYS_MAX = 4096,   /* a multiple of VARIED_KEYS, as is every chunk */
     AHEAD_BYTES = 128 << 10, /* of K and V, read while the block before is computed; both fit half of a second cache */
@@ -28,54 +25,6 @@ enum {
     PART_KEYS = 1024,      /* beside invariance: keys of a chunk, or more where they would be more chunks than these */
     PARTS_MAX = 32,
     CACHE_LINE_FLOATS = 16,
-};
-
-/* How the workspace is divided; a function of problem, table and threads. */
-struct decode_layout {
-    int64_t num_chunks;     /* of a sequence at most */
-    int64_t rows;           /* query rows per KV head, as padded for the steps */
-    int64_t acc_row;        /* floats */
-    int64_t partial_floats; /* max [rows], sum [rows], acc [rows][acc_row] */
-    int64_t partials;       /* byte offsets into the workspace */
-    int64_t pending, queries;
-    int64_t queries_floats; /* of one thread: q of all KV heads as floats */
-    int64_t bytes;
-};
-
-/* Everything the threads share. */
-struct decode_job {
-    const struct attention *attention;
-    const fdm_problem *problem;
-    const struct decode_kernels *kernels;
-    const struct cpu_kernels *store;
-    struct decode_layout layout;
-    char *workspace;
-    int64_t group;          /* query heads per KV head */
-    int64_t heads_per_item; /* KV heads */
-    int64_t block_keys;     /* of one head before the next head's turn, where all rows see the same keys */
-    int64_t num_items;
-    atomic_llong next_item;
-};
-
-/* One query row of a KV head, with what decides its visible keys. */
-struct decode_row {
-    int64_t i, head;
-    struct key_range range;
-    const uint8_t *mask; /* of key 0; NULL = none */
-    const char *bias;
-    const uint8_t *blocks; /* of the block mask, of key 0; NULL = none */
-    const int32_t *start, *end;
-    struct row_ranges ranges; /* where a row has several; one alone has cut `range` */
-    int same_as_previous;     /* sees the same keys with the same biases as the row before */
-};
-
-/* One KV head of one sequence. */
-struct decode_head {
-    const struct decode_job *job;
-    struct sequence sequence;
-    int64_t batch, kv_head;
-    int32_t num_rows;
-    struct decode_row rows[ROWS_MAX];
 };
 
 static int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -90,21 +39,13 @@ static const struct cpu_kernels *kernels_of(const fdm_problem *problem, const fd
 int cpu_decode_suits(const fdm_problem *problem) {
     return problem->pass == FDM_FORWARD && problem->invariance < FDM_INVARIANCE_SCHEDULE &&
            problem->dtype != FDM_FLOAT64 && problem->heads_kv > 0 &&
-           problem->seqlen_q * (problem->heads / problem->heads_kv) <= ROWS_MAX;
-}
-
-/* Rows of the next step when `left` are to be done: a power of two, so that it divides the lanes. */
-static int32_t step_rows(int64_t left, int32_t most) {
-    int32_t rows = 1;
-    while (rows < left && rows < most)
-        rows *= 2;
-    return rows;
+           problem->seqlen_q * (problem->heads / problem->heads_kv) <= DECODE_HEAD_ROWS;
 }
 
 static int64_t padded_rows(int64_t rows, int32_t most) {
     int64_t padded = 0;
     while (padded < rows)
-        padded += step_rows(rows - padded, most);
+        padded += decode_step_rows(rows - padded, most);
     return padded;
 }
 
@@ -154,7 +95,7 @@ static struct decode_layout make_layout(const fdm_problem *problem, const struct
 
 void cpu_decode_blocks(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m,
                        int32_t *block_n) {
-    *block_m = step_rows(problem->seqlen_q * (problem->heads / problem->heads_kv), kernels->decode->max_rows);
+    *block_m = decode_step_rows(problem->seqlen_q * (problem->heads / problem->heads_kv), kernels->decode->max_rows);
     *block_n = DECODE_KEYS;
 }
 
@@ -174,101 +115,6 @@ static atomic_int *pending_of(const struct decode_job *job, int64_t batch, int64
 /* Chunks of a sequence: at least one, so that somebody writes the rows of a sequence without keys. */
 static int64_t chunks_of(const struct decode_job *job, const struct sequence *sequence) {
     return chunks_of_length(job->problem, sequence->seqlen_k);
-}
-
-/* ---- rows and what they see ---- */
-
-static const uint8_t *score_row(const struct score_view *view, int64_t batch, int64_t head, int64_t i, int64_t bytes) {
-    if (!view->data)
-        return NULL;
-    return (const uint8_t *)view->data +
-           (batch * view->batch + head / view->group * view->head + i * view->row) * bytes;
-}
-
-static void init_row(struct decode_row *row, const struct decode_head *head, int64_t flat) {
-    const struct attention *a = head->job->attention;
-    const fdm_problem *problem = head->job->problem;
-    int64_t i = flat / head->job->group, h = head->kv_head * head->job->group + flat % head->job->group;
-    *row = (struct decode_row){.i = i, .head = h, .range = problem_key_range(problem, &head->sequence, i)};
-    row->mask = score_row(&a->mask, head->batch, h, i, 1);
-    row->bias = (const char *)score_row(&a->bias, head->batch, h, i, fdm_dtype_bytes(problem->bias_dtype));
-    row->blocks = score_row(&a->block_mask, head->batch, h, i / (problem->block_mask_size | 1), 1);
-    row->ranges = row_ranges_of(a, &head->sequence, head->batch, h, i);
-    row->range = row_ranges_cut(&row->ranges, row->range);
-    if (row->ranges.count == 1)
-        row->ranges = (struct row_ranges){0};
-    const struct interval_view *v = &a->intervals;
-    if (v->start) {
-        int64_t k = head->sequence.k_begin;
-        row->start = v->start + head->batch * v->start_batch + h / v->group * v->start_head + k * v->start_key;
-        row->end = v->end + head->batch * v->end_batch + h / v->group * v->end_head + k * v->end_key;
-    }
-}
-
-static void init_head(struct decode_head *head, const struct decode_job *job, int64_t batch, int64_t kv_head) {
-    head->job = job;
-    head->batch = batch;
-    head->kv_head = kv_head;
-    head->sequence = attention_sequence(job->attention, batch);
-    head->num_rows = (int32_t)(head->sequence.seqlen_q * job->group);
-    for (int32_t r = 0; r < head->num_rows; r++) {
-        struct decode_row *row = &head->rows[r], *before = row - 1;
-        init_row(row, head, r);
-        row->same_as_previous = r > 0 && row->i == before->i && row->mask == before->mask &&
-                                row->bias == before->bias && row->blocks == before->blocks &&
-                                row->start == before->start && row->end == before->end &&
-                                row->range.first == before->range.first && row->range.last == before->range.last &&
-                                row->ranges.start == before->ranges.start && row->ranges.end == before->ranges.end;
-    }
-}
-
-static float bias_value(const char *row, int64_t offset, fdm_dtype dtype) {
-    if (dtype == FDM_FLOAT32)
-        return ((const float *)(const void *)row)[offset];
-    uint16_t bits = ((const uint16_t *)(const void *)row)[offset];
-    return dtype == FDM_FLOAT16 ? float16_to_float(bits) : bfloat16_to_float(bits);
-}
-
-/* What is added to the score of key j: the bias, or -inf where the key is not visible. */
-static float key_bias(const struct decode_head *head, const struct decode_row *row, int64_t j) {
-    const struct attention *a = head->job->attention;
-    if (j < row->range.first || j >= row->range.last || (row->mask && !row->mask[j * a->mask.key]))
-        return -INFINITY;
-    if (row->start &&
-        !(row->start[j * a->intervals.start_key] <= row->i && row->i < row->end[j * a->intervals.end_key]))
-        return -INFINITY;
-    if (row->ranges.start && !row_ranges_hold(&row->ranges, j))
-        return -INFINITY;
-    if (row->blocks && !row->blocks[j / head->job->problem->block_mask_size * a->block_mask.key])
-        return -INFINITY;
-    return row->bias ? bias_value(row->bias, j * a->bias.key, head->job->problem->bias_dtype) : 0;
-}
-
-/* Keys of one step, and their biases as the steps of DECODE_ROWS or fewer rows want them. */
-struct decode_keys {
-    int32_t num_keys;
-    int32_t key[DECODE_KEYS];
-    float bias[ROWS_MAX * DECODE_KEYS]; /* step by step: [key][rows of the step] */
-};
-
-/* Takes key j if any row sees it. */
-static void take_key(struct decode_keys *keys, const struct decode_head *head, int64_t j) {
-    float value[ROWS_MAX];
-    int visible = 0;
-    for (int32_t r = 0; r < head->num_rows; r++) {
-        value[r] = head->rows[r].same_as_previous ? value[r - 1] : key_bias(head, &head->rows[r], j);
-        visible |= !(value[r] == -INFINITY);
-    }
-    if (!visible)
-        return;
-    int32_t most = head->job->kernels->max_rows;
-    for (int32_t first = 0, rows; first < head->num_rows; first += rows) {
-        rows = step_rows(head->num_rows - first, most);
-        float *bias = keys->bias + first * DECODE_KEYS + keys->num_keys * rows;
-        for (int32_t r = 0; r < rows; r++)
-            bias[r] = first + r < head->num_rows ? value[first + r] : 0;
-    }
-    keys->key[keys->num_keys++] = (int32_t)j;
 }
 
 /* ---- partial results ---- */
@@ -308,7 +154,7 @@ static void run_steps(const struct decode_head *head, const struct decode_keys *
     find_key_rows(head, keys, 0, k);
     find_key_rows(head, keys, 1, v);
     for (int32_t first = 0; first < head->num_rows; first += step.num_rows) {
-        step.num_rows = step_rows(head->num_rows - first, job->kernels->max_rows);
+        step.num_rows = decode_step_rows(head->num_rows - first, job->kernels->max_rows);
         step.q = q + first * DECODE_ROW_MAX;
         step.k_ahead = first == 0 ? &ahead->k : &none[0]; /* later rows find K and V in a cache */
         step.v_ahead = first == 0 ? &ahead->v : &none[1];
@@ -320,50 +166,20 @@ static void run_steps(const struct decode_head *head, const struct decode_keys *
     }
 }
 
-/* Whether every row sees all of first .. last-1, without bias. */
-static int sees_all(const struct decode_head *head, int64_t first, int64_t last) {
-    if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start || head->rows[0].ranges.start ||
-        head->rows[0].blocks)
-        return 0;
-    for (int32_t r = 0; r < head->num_rows; r++)
-        if (first < head->rows[r].range.first || last > head->rows[r].range.last)
-            return 0;
-    return 1;
-}
-
-static int sees_none(const struct decode_head *head, int64_t first, int64_t last) {
-    for (int32_t r = 0; r < head->num_rows; r++)
-        if (first < head->rows[r].range.last && last > head->rows[r].range.first)
-            return 0;
-    return 1;
-}
-
-/* Key j, or where it is the first of blocks that no row sees, the first key behind them. */
-static int64_t seen_from(const struct decode_head *head, int64_t j, int64_t last) {
-    const int64_t size = head->job->problem->block_mask_size, step = head->job->attention->block_mask.key;
-    int seen = !size;
-    while (!seen && j < last && j % size == 0) {
-        for (int32_t r = 0; r < head->num_rows; r++)
-            seen |= !head->rows[r].blocks || head->rows[r].blocks[j / size * step];
-        j += seen ? 0 : size;
-    }
-    return j;
-}
-
 /* Adds keys first .. last-1 to the partial result. */
 static void add_block(const struct decode_head *head, int64_t first, int64_t last, float *partial, const float *q,
                       struct read_ahead *ahead) {
     struct decode_keys keys = {.num_keys = 0};
-    if (sees_none(head, first, last))
+    if (decode_sees_none(head, first, last))
         return;
-    if (last - first <= DECODE_KEYS && sees_all(head, first, last)) {
+    if (last - first <= DECODE_KEYS && decode_sees_all(head, first, last)) {
         for (; first < last; first++)
             keys.key[keys.num_keys++] = (int32_t)first;
         run_steps(head, &keys, 0, partial, q, ahead);
         return;
     }
-    for (int64_t j = seen_from(head, first, last); j < last; j = seen_from(head, j + 1, last)) {
-        take_key(&keys, head, j);
+    for (int64_t j = decode_seen_from(head, first, last); j < last; j = decode_seen_from(head, j + 1, last)) {
+        decode_take_key(&keys, head, j);
         if (keys.num_keys == DECODE_KEYS) {
             run_steps(head, &keys, 1, partial, q, ahead);
             keys.num_keys = 0;
@@ -538,7 +354,7 @@ static void run_blocks(const struct decode_job *job, const struct decode_item *i
         else if (!varied)
             read_ahead(job, after, after->first_key, &ahead);
         for (int64_t h = item->first_head; h < item->last_head; h++) {
-            init_head(&head, job, item->batch, h);
+            decode_head_init(&head, job, item->batch, h);
             add_block(&head, j, smaller(next, item->last_key), partial_of(job, item->batch, h, item->chunk),
                       queries + h * job->layout.rows * DECODE_ROW_MAX, &ahead);
         }
@@ -551,13 +367,13 @@ static void run_item(const struct decode_job *job, const struct decode_item *ite
         return;
     struct decode_head head;
     for (int64_t h = item->first_head; h < item->last_head; h++) {
-        init_head(&head, job, item->batch, h);
+        decode_head_init(&head, job, item->batch, h);
         load_queries(&head, queries + h * job->layout.rows * DECODE_ROW_MAX);
         clear_partial(&job->layout, partial_of(job, item->batch, h, item->chunk));
     }
     run_blocks(job, item, after, queries);
     for (int64_t h = item->first_head; h < item->last_head; h++) {
-        init_head(&head, job, item->batch, h);
+        decode_head_init(&head, job, item->batch, h);
         finish_chunk(&head);
     }
 }

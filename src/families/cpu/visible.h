@@ -3,8 +3,9 @@
  * A block of lanes belongs to one sequence and one KV head; lane l is query head `head[l]` at row `row[l]` of the
  * sequence. The walk visits keys in rising order and yields blocks of at most `block_keys` of them; a key no lane of
  * the block can see is dropped before any work is done for it, wherever causal, window, intervals of keys or rows, the
- * dense mask, the block mask or a key's own bias of -inf say so ("compaction", exact). For each panel of the block it yields one of
- * "skip", "full" (every lane sees every key of the block: no bits needed) and "partial" with one uint64_t per key. */
+ * dense mask, the block mask or a key's own bias of -inf say so ("compaction", exact). For each panel of the block it
+ * yields one of "skip", "full" (every lane sees every key of the block: no bits needed) and "partial" with one uint64_t
+ * per key. */
 #ifndef FDM_CPU_VISIBLE_H
 #define FDM_CPU_VISIBLE_H
 
@@ -53,8 +54,8 @@ struct mask_reader {
     const uint8_t *base;                      /* row 0 of the group's first head, key 0 */
 };
 
-/* Bits of the dense mask, row intervals and the block mask for keys first .. last-1; steps counts what key_walk_ahead() has done for
- * it. */
+/* Bits of the dense mask, row intervals and the block mask for keys first .. last-1; steps counts what key_walk_ahead()
+ * has done for it. */
 struct mask_window {
     int64_t first, last;
     int32_t steps;
@@ -78,6 +79,15 @@ int key_walk_next(struct key_walk *walk, struct key_block *keys);
 /* A share of the work for later blocks, to be called now and then while one is computed: mask bytes are asked for, and
  * turned into bits when they are there. Nothing depends on it but time. */
 void key_walk_ahead(struct key_walk *walk);
+
+/* Whether element `at` of a bias is -inf. */
+static inline int bias_bars(const char *bias, fdm_dtype dtype, int64_t at) {
+    switch (dtype) {
+    case FDM_FLOAT32: return ((const uint32_t *)(const void *)bias)[at] == 0xff800000u;
+    case FDM_BFLOAT16: return ((const uint16_t *)(const void *)bias)[at] == 0xff80;
+    default: return ((const uint16_t *)(const void *)bias)[at] == 0xfc00;
+    }
+}
 
 /* Whether there is a bias that differs among the query rows, or query heads, of a KV head. */
 int bias_has_rows(const struct attention *attention);
