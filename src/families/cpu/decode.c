@@ -3,8 +3,9 @@
  * The keys of each sequence are cut into chunks, whose length depends on the problem alone, or as options say on the
  * sequence, so that results do not depend on threads. An item is one chunk for some neighbouring KV heads: where the
  * heads of a key lie side by side in memory (bshd), walking blocks of keys outside and heads inside reads memory in
- * order, which is worth 40 % of the bandwidth. Each (chunk, KV head) leaves a partial result in the workspace: maximum, sum and unnormalised output of
- * its rows. Whoever finishes the last chunk of a KV head combines them, in the order of the chunks. */
+ * order, which is worth 40 % of the bandwidth. Each (chunk, KV head) leaves a partial result in the workspace: maximum,
+ * sum and unnormalised output of its rows. Whoever finishes the last chunk of a KV head combines them, in the order of
+ * the chunks. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
