@@ -356,18 +356,21 @@ def interval_pair(key_intervals: Any, q: Any, max_seqlen_q: int = 0) -> Tuple[An
     return start, end
 
 
+def range_pair(row_intervals: Any) -> Tuple[Any, Any]:
+    """Splits row_intervals into (start, end)."""
+    if row_intervals is None:
+        return None, None
+    return _pair(row_intervals, "row_intervals", "row i sees the keys start <= j < end of each of its ranges")
+
+
 def row_masks(row_intervals: Any, block_mask: Any) -> Tuple[Any, Any, Any]:
     """(start, end, block_mask): row_intervals in two, and what stands behind them in native_fields.h."""
-    start = end = None
-    if row_intervals is not None:
-        meaning = "row i sees the keys start <= j < end of each of its ranges"
-        start, end = _pair(row_intervals, "row_intervals", meaning)
     if isinstance(block_mask, (tuple, list)) or hasattr(block_mask, "kv_indices"):
         raise TypeError(
             f"block_mask is {said(block_mask)}; it must be a bool array: masks.blocks_from_lists makes one of counts "
             "and indices, masks.from_block_mask of FlexAttention's"
         )
-    return start, end, block_mask
+    return (*range_pair(row_intervals), block_mask)
 
 
 def refuse_causal_prefixes(prefix_lengths: Any, is_causal: Any) -> None:
