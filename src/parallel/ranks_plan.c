@@ -34,6 +34,8 @@ static fdm_status check_problem(const fdm_problem *p, const fdm_layout *rows, co
                                 const fdm_rank_mask *mask, const fdm_device *device) {
     if (p->varlen || p->has_cache || p->has_seqused_q || p->has_seqused_k)
         return error_set(FDM_ERROR_UNSUPPORTED, "packed sequences, lengths and caches are not computed over ranks");
+    if (p->has_row_intervals || p->block_mask_size)
+        return error_set(FDM_ERROR_UNSUPPORTED, "row intervals and block masks are not computed over ranks");
     if (device->id.type != FDM_CPU)
         return error_set(FDM_ERROR_UNSUPPORTED, "this version computes over ranks on the CPU; the device is %s",
                          device->name);

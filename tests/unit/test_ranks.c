@@ -424,6 +424,28 @@ static void wrong_tensors_end_all_ranks(void **unused) {
     release_problem(&p);
 }
 
+/* Masks that a plan of ranks does not know are refused in it and in its forecast. */
+static void other_masks_are_refused(void **unused) {
+    (void)unused;
+    struct problem p;
+    simple_problem(&p, FDM_FORWARD);
+    fdm_device device = {.struct_bytes = sizeof device};
+    const fdm_tensors whole = tensors_of(&p);
+    const fdm_ranks_options options = {.struct_bytes = sizeof options, .num_threads = 1};
+    fdm_problem problem;
+    fdm_ranks_plan *plan = NULL;
+    assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
+    assert_int_equal(fdm_describe(FDM_FORWARD, &whole, &p.options, &problem), FDM_OK);
+    for (int blocks = 0; blocks < 2; blocks++) {
+        problem.has_row_intervals = !blocks;
+        problem.block_mask_size = blocks ? 64 : 0;
+        assert_int_equal(fdm_plan_ranks(&device, &problem, p.rows, NULL, &p.mask, &options, &plan),
+                         FDM_ERROR_UNSUPPORTED);
+        assert_non_null(strstr(fdm_last_error(), "row intervals and block masks are not computed over ranks"));
+    }
+    release_problem(&p);
+}
+
 static void plans_check_arguments(void **unused) {
     (void)unused;
     struct problem p;
@@ -458,6 +480,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_differ_say_so),
         cmocka_unit_test(every_fault_ends_all_ranks),
         cmocka_unit_test(wrong_tensors_end_all_ranks),
+        cmocka_unit_test(other_masks_are_refused),
         cmocka_unit_test(plans_check_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
