@@ -324,7 +324,7 @@ typedef struct fdm_options {
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
     int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
     int64_t tune; /* fdm_tune_wish; a call that is deterministic or forces a kernel or family looks at no kept choice */
-    int64_t add_dkv;   /* backward: 1: dk and dv, float32 or float64, are added to what is there. CPU only */
+    int64_t add_dkv;   /* backward: 1: dk and dv, float32 or float64, are added to what is there; docs/mma.md: where */
     int64_t sm_margin; /* CUDA: multiprocessors that a plan leaves to others, such as a copy; at least one stays */
     /* forward, all three: how far bits of a row depend on the rest of the call, and into how many parts keys are split.
      * A kernel that cannot have them refuses. */
@@ -1142,7 +1142,7 @@ typedef enum fdm_rank_algorithm {
     FDM_RANKS_GATHER = 1,  /* a rank fetches the keys that its rows see, some KV heads at a time */
     FDM_RANKS_ULYSSES = 2, /* heads are exchanged for rows; KV heads are a multiple of ranks */
     FDM_RANKS_BOTH = 3,    /* ranks of a node exchange heads, and those of unlike nodes gather keys */
-    FDM_RANKS_RING = 4     /* keys go round, a shard at a time: forecast alone, this library has no ring */
+    FDM_RANKS_RING = 4     /* a rank has the keys of one other at a time, and merges parts of results */
 } fdm_rank_algorithm;
 FDM_API const char *fdm_rank_algorithm_name(fdm_rank_algorithm algorithm); /* "gather"; never NULL */
 

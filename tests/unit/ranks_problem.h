@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
 #include "flash_dmattn.h"
 #include "thread_ranks.h"
 
@@ -59,12 +60,15 @@ static void set_number(void *data, fdm_dtype dtype, int64_t at, double value) {
     switch (dtype) {
     case FDM_FLOAT64: ((double *)data)[at] = value; break;
     case FDM_FLOAT32: ((float *)data)[at] = (float)value; break;
+    case FDM_BFLOAT16: ((uint16_t *)data)[at] = float_to_bfloat16((float)value); break;
     case FDM_INT32: ((int32_t *)data)[at] = (int32_t)value; break;
     default: ((uint8_t *)data)[at] = (uint8_t)value;
     }
 }
 
 static double number(const void *data, fdm_dtype dtype, int64_t at) {
+    if (dtype == FDM_BFLOAT16)
+        return bfloat16_to_float(((const uint16_t *)data)[at]);
     return dtype == FDM_FLOAT64 ? ((const double *)data)[at] : ((const float *)data)[at];
 }
 
@@ -145,7 +149,8 @@ static void draw_mask(struct problem *p) {
 static void draw_sizes(struct problem *p) {
     static const int64_t heads[][2] = {{4, 2}, {2, 2}, {4, 4}, {4, 1}, {8, 4}, {6, 3}};
     const int64_t *h = heads[draw(6)];
-    p->dtype = draw(2) ? FDM_FLOAT64 : FDM_FLOAT32;
+    static const fdm_dtype dtypes[] = {FDM_FLOAT64, FDM_FLOAT32, FDM_FLOAT32, FDM_BFLOAT16};
+    p->dtype = dtypes[draw(4)];
     p->batch = 1 + draw(2);
     p->heads = h[0];
     p->heads_kv = h[1];
@@ -163,16 +168,18 @@ static void draw_sizes(struct problem *p) {
 static void draw_tensors(struct problem *p) {
     const int64_t b = p->batch, h = p->heads, kv = p->heads_kv, sq = p->seqlen_q, sk = p->seqlen_k;
     const int backward = p->pass == FDM_BACKWARD;
+    const fdm_dtype lse = p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
+    const fdm_dtype bias_dtype = draw(2) ? lse : p->dtype;
     make(p, Q, p->dtype, 4, b, sq, h, p->dim, 1, -1);
     make(p, K, p->dtype, 4, b, sk, kv, p->dim, -1, 1);
     make(p, V, p->dtype, 4, b, sk, kv, p->dim_v, -1, 1);
     make(p, OUT, p->dtype, 4, b, sq, h, p->dim_v, 1, -1);
-    make(p, LSE, p->dtype, 3, b, h, sq, 0, 2, -1);
+    make(p, LSE, lse, 3, b, h, sq, 0, 2, -1);
     if (draw(4) == 0)
         make_scores(p, MASK, FDM_BOOL, (int)draw(2));
     if (draw(3) == 0) {
-        make_scores(p, BIAS, p->dtype, (int)draw(3));
-        make(p, LSE_LOW, p->dtype, 3, b, h, sq, 0, 2, -1);
+        make_scores(p, BIAS, bias_dtype, (int)draw(3));
+        make(p, LSE_LOW, lse, 3, b, h, sq, 0, 2, -1);
     }
     if (!backward && draw(4) == 0)
         make(p, SINK, p->dtype, 2, 1, h, 0, 0, -1, -1);
@@ -180,7 +187,7 @@ static void draw_tensors(struct problem *p) {
         return;
     make(p, DOUT, p->dtype, 4, b, sq, h, p->dim_v, 1, -1);
     if (draw(2))
-        make(p, DLSE, p->dtype, 3, b, h, sq, 0, 2, -1);
+        make(p, DLSE, lse, 3, b, h, sq, 0, 2, -1);
     if (draw(5))
         make(p, DQ, p->dtype, 4, b, sq, h, p->dim, 1, -1);
     if (draw(5))
@@ -188,7 +195,7 @@ static void draw_tensors(struct problem *p) {
     make(p, DV, p->dtype, 4, b, sk, kv, p->dim_v, -1, 1);
     const struct whole *bias = &p->all[BIAS];
     if (bias->data && draw(3))
-        make(p, DBIAS, p->dtype, 4, bias->shape[0], bias->shape[1], bias->shape[2], bias->shape[3], bias->rows_axis,
+        make(p, DBIAS, bias_dtype, 4, bias->shape[0], bias->shape[1], bias->shape[2], bias->shape[3], bias->rows_axis,
              bias->keys_axis);
 }
 
