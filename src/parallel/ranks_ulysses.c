@@ -1,5 +1,5 @@
-/* ranks_ulysses.c: every rank gets rows of its own heads for its rows of all heads. By ulysses it has all rows then, and
- * one call; by both it has the rows of the ranks that it exchanges heads with, and the keys that these rows see. */
+/* ranks_ulysses.c: every rank gets rows of its own heads for its rows of all heads. By ulysses it has all rows then. By
+ * both it has the rows of the ranks that it exchanges heads with, and the keys that these rows see. */
 #include <string.h>
 
 #include "base/error.h"

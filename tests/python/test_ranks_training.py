@@ -16,10 +16,12 @@ def test_dtensors_and_models(tmp_path):
     run_ranks(tmp_path, 2, "dtensors,models", worker=WORKER)
 
 
+@pytest.mark.rotates(2)
 def test_compiled_code_is_one_graph(tmp_path):
     run_ranks(tmp_path, 2, "compiled", worker=WORKER)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 def test_models_of_transformers(tmp_path):
     run_ranks(tmp_path, 2, "transformers", worker=WORKER)

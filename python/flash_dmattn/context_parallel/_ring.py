@@ -230,4 +230,3 @@ def backward(
     if gradients.traveling:
         gradients.take(heads, sums)
     return gradients.finished()
-
