@@ -14,47 +14,63 @@ void block_mask_request(struct cuda_kernel_request *request) {
         .file = "gpu/block_mask.cu", .entry = "block_mask", .threads = 32 * BLOCK_MASK_WARPS};
 }
 
-fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scores *mask, int64_t batches,
-                         int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n,
-                         uint8_t *block_mask, int64_t row_bytes, void *stream) {
+/* Arguments without groups: there is nothing to do. */
+static struct block_mask_params arguments_of(const struct gpu_scores *mask, int64_t batches, int64_t heads,
+                                             int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n) {
     const int64_t tiles_k = tiles_of(seqlen_k, block_n), blocks = tiles_of(seqlen_q, block_m);
-    if (blocks * tiles_k * batches * heads == 0)
-        return FDM_OK;
     const int aligned =
         mask->key == 1 &&
         ((uintptr_t)mask->data | (uintptr_t)mask->row | (uintptr_t)mask->head | (uintptr_t)mask->batch) % 16 == 0;
-    struct block_mask_params arguments = {.mask = *mask,
-                                          .block_mask = block_mask,
-                                          .row_bytes = row_bytes,
-                                          .num_groups = tiles_of(tiles_k, BLOCK_MASK_WARPS) * blocks * batches * heads,
-                                          .seqlen_q = (int32_t)seqlen_q,
-                                          .seqlen_k = (int32_t)seqlen_k,
-                                          .num_heads = (int32_t)heads,
-                                          .num_tiles = (int32_t)tiles_k,
-                                          .num_row_blocks = (int32_t)blocks,
-                                          .block_m = block_m,
-                                          .block_n = block_n,
-                                          .aligned = aligned && block_n % 16 == 0};
+    return (struct block_mask_params){.mask = *mask,
+                                      .num_groups = tiles_of(tiles_k, BLOCK_MASK_WARPS) * blocks * batches * heads,
+                                      .seqlen_q = (int32_t)seqlen_q,
+                                      .seqlen_k = (int32_t)seqlen_k,
+                                      .num_heads = (int32_t)heads,
+                                      .num_tiles = (int32_t)tiles_k,
+                                      .num_row_blocks = (int32_t)blocks,
+                                      .block_m = block_m,
+                                      .block_n = block_n,
+                                      .aligned = aligned && block_n % 16 == 0};
+}
+
+fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scores *mask, int64_t batches,
+                         int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n,
+                         uint8_t *block_mask, int64_t row_bytes, void *stream) {
+    struct block_mask_params arguments = arguments_of(mask, batches, heads, seqlen_q, seqlen_k, block_m, block_n);
+    arguments.block_mask = block_mask;
+    arguments.row_bytes = row_bytes;
     struct cuda_launch launch = {.kernel = kernel,
                                  .grid = {gpu_grid(arguments.num_groups), 1, 1},
                                  .threads = 32 * BLOCK_MASK_WARPS,
                                  .stream = stream,
                                  .arguments = &arguments,
                                  .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    return arguments.num_groups ? cuda_launch(&launch) : FDM_OK;
 }
 
-fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *p, int32_t block_m, int32_t block_n,
-                             uint8_t *block_mask, void *stream, struct gpu_forward_params *a) {
-    const int64_t blocks = tiles_of(p->seqlen_q, block_m), batches = p->mask_shape[0], heads = p->mask_shape[1];
-    const int64_t row_bytes = gpu_round_up(tiles_of(p->seqlen_k, block_n), BLOCK_MASK_ALIGNMENT);
+/* Tells the parameters where a block mask of so many batches and heads is. */
+static void place(const fdm_problem *p, int32_t block_m, int32_t block_n, int64_t batches, int64_t heads,
+                  void *block_mask, struct gpu_forward_params *a) {
+    const int64_t blocks = tiles_of(p->seqlen_q, block_m);
     a->block_mask = block_mask;
-    a->block_mask_row = row_bytes;
-    a->block_mask_head = heads == 1 ? 0 : blocks * row_bytes;
-    a->block_mask_batch = batches == 1 ? 0 : heads * blocks * row_bytes;
+    a->block_mask_row = gpu_round_up(tiles_of(p->seqlen_k, block_n), BLOCK_MASK_ALIGNMENT);
+    a->block_mask_head = heads == 1 ? 0 : blocks * a->block_mask_row;
+    a->block_mask_batch = batches == 1 ? 0 : heads * blocks * a->block_mask_row;
     a->block_mask_group = (int32_t)(p->heads / heads);
-    return block_mask_of(kernel, &a->mask, batches, heads, a->seqlen_q, a->seqlen_k, block_m, block_n, block_mask,
-                         row_bytes, stream);
+}
+
+void block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n, void *block_mask,
+                    struct gpu_forward_params *a) {
+    const int64_t batches = l->problem->mask_shape[0], heads = l->problem->mask_shape[1];
+    place(l->problem, block_m, block_n, batches, heads, block_mask, a);
+    struct block_mask_params arguments =
+        arguments_of(&a->mask, batches, heads, a->seqlen_q, a->seqlen_k, block_m, block_n);
+    arguments.block_mask = block_mask;
+    arguments.row_bytes = a->block_mask_row;
+    block_mask_request(gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(arguments.num_groups)},
+                                          .params = &arguments,
+                                          .params_bytes = sizeof arguments});
 }
 
 /* ---- with row intervals ---- */
@@ -80,7 +96,7 @@ int64_t gpu_block_mask_bytes(const fdm_problem *p, int32_t block_m, int32_t bloc
     return dense_bytes(p, block_m, block_n) + (p->has_row_intervals ? gpu_round_up(rows, 64) : 0);
 }
 
-void row_block_mask_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+static void row_block_mask_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_CACHE));
     request->file = "gpu/row_block_mask.cu";
     request->entry = "row_block_mask";
@@ -88,52 +104,33 @@ void row_block_mask_request(const fdm_problem *p, struct cuda_kernel_request *re
     request->threads = 32 * BLOCK_MASK_WARPS;
 }
 
-int32_t gpu_block_mask_requests(const fdm_problem *p, struct cuda_kernel_request *requests) {
-    int32_t count = 0;
-    if (gpu_mask_rows(p))
-        block_mask_request(&requests[count++]);
-    if (p->has_row_intervals)
-        row_block_mask_request(p, &requests[count++]);
-    return count;
-}
-
-fdm_status row_block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *p, int32_t block_m,
-                                 int32_t block_n, uint8_t *workspace, void *stream, struct gpu_forward_params *a) {
-    uint8_t *const block_mask = workspace + dense_bytes(p, block_m, block_n);
+/* Behind that of the mask, which is made before. */
+static void add_row_intervals(struct gpu_launches *l, int32_t block_m, int32_t block_n, uint8_t *block_mask,
+                              struct gpu_forward_params *a) {
+    const fdm_problem *p = l->problem;
     const int64_t batches = row_batches(p), heads = row_heads(p), blocks = tiles_of(p->seqlen_q, block_m);
-    const int64_t tiles = tiles_of(p->seqlen_k, block_n), row_bytes = gpu_round_up(tiles, BLOCK_MASK_ALIGNMENT);
-    const struct row_block_mask_params arguments = {.in = *a,
-                                                    .block_mask = block_mask,
-                                                    .row_bytes = row_bytes,
-                                                    .num_blocks = blocks * batches * heads,
-                                                    .num_heads = (int32_t)heads,
-                                                    .num_tiles = (int32_t)tiles,
-                                                    .num_row_blocks = (int32_t)blocks,
-                                                    .block_m = block_m,
-                                                    .block_n = block_n,
-                                                    .beside_mask = gpu_mask_rows(p)};
-    a->block_mask = block_mask;
-    a->block_mask_row = row_bytes;
-    a->block_mask_head = heads == 1 ? 0 : blocks * row_bytes;
-    a->block_mask_batch = batches == 1 ? 0 : heads * blocks * row_bytes;
-    a->block_mask_group = (int32_t)(p->heads / heads);
-    if (arguments.num_blocks * tiles == 0)
-        return FDM_OK;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {gpu_grid(arguments.num_blocks), 1, 1},
-                                       .threads = 32 * BLOCK_MASK_WARPS,
-                                       .stream = stream,
-                                       .arguments = &arguments,
-                                       .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    const int64_t tiles = tiles_of(p->seqlen_k, block_n);
+    struct row_block_mask_params arguments = {.in = *a,
+                                              .block_mask = block_mask,
+                                              .num_blocks = tiles ? blocks * batches * heads : 0,
+                                              .num_heads = (int32_t)heads,
+                                              .num_tiles = (int32_t)tiles,
+                                              .num_row_blocks = (int32_t)blocks,
+                                              .block_m = block_m,
+                                              .block_n = block_n,
+                                              .beside_mask = gpu_mask_rows(p)};
+    place(p, block_m, block_n, batches, heads, block_mask, a);
+    arguments.row_bytes = a->block_mask_row;
+    row_block_mask_request(p, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(arguments.num_blocks)},
+                                          .params = &arguments,
+                                          .params_bytes = sizeof arguments});
 }
 
-fdm_status gpu_block_mask_launch(const struct cuda_kernel *const *kernels, const fdm_problem *p, int32_t block_m,
-                                 int32_t block_n, void *workspace, void *stream, struct gpu_forward_params *a) {
-    fdm_status status = FDM_OK;
-    if (gpu_mask_rows(p))
-        status = block_mask_launch(*kernels++, p, block_m, block_n, workspace, stream, a);
-    if (!status && p->has_row_intervals)
-        status = row_block_mask_launch(*kernels, p, block_m, block_n, workspace, stream, a);
-    return status;
+void gpu_block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n, void *workspace,
+                        struct gpu_forward_params *a) {
+    if (gpu_mask_rows(l->problem))
+        block_mask_add(l, block_m, block_n, workspace, a);
+    if (l->problem->has_row_intervals)
+        add_row_intervals(l, block_m, block_n, (uint8_t *)workspace + dense_bytes(l->problem, block_m, block_n), a);
 }

@@ -4,7 +4,7 @@
 
 int64_t block_order_stride(const fdm_problem *p, int32_t block_n) { return 1 + gpu_ceil_div(p->seqlen_k, block_n); }
 
-void block_order_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+static void block_order_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_WINDOW | GPU_ALIKE_INTERVALS));
     request->file = "gpu/block_order.cu";
     request->entry = "block_order";
@@ -12,19 +12,16 @@ void block_order_request(const fdm_problem *p, struct cuda_kernel_request *reque
     request->shared_bytes = 0;
 }
 
-fdm_status block_order_launch(const struct cuda_kernel *kernel, const fdm_problem *p,
-                              const struct gpu_forward_params *a, int32_t block_n, int32_t *order, void *stream) {
+void block_order_add(struct gpu_launches *l, const struct gpu_forward_params *a, int32_t block_n, int32_t *order) {
+    const fdm_problem *p = l->problem;
     const struct block_order_params params = {.in = *a,
                                               .order = order,
                                               .num_heads = (int32_t)p->interval_heads,
                                               .blocks = (int32_t)gpu_ceil_div(p->seqlen_k, block_n),
                                               .block_n = block_n,
                                               .group = (int32_t)(p->heads / p->interval_heads)};
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {gpu_grid(p->interval_batch * p->interval_heads), 1, 1},
-                                       .threads = BLOCK_ORDER_THREADS,
-                                       .stream = stream,
-                                       .arguments = &params,
-                                       .arguments_bytes = sizeof params};
-    return cuda_launch(&launch);
+    block_order_request(p, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(p->interval_batch * p->interval_heads)},
+                                          .params = &params,
+                                          .params_bytes = sizeof params});
 }

@@ -14,8 +14,7 @@ static int32_t alignment(const struct gpu_matrix *m, int32_t columns) {
     return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
 }
 
-fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_rows_matrix *matrices, int32_t count,
-                            void *stream) {
+void copy_rows_add(struct gpu_launches *l, int32_t kernel, const struct copy_rows_matrix *matrices, int32_t count) {
     struct copy_rows_params params = {0};
     int64_t blocks = 0;
     for (int32_t n = 0; n < count; n++) {
@@ -28,11 +27,6 @@ fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_
         blocks += (int64_t)m->row_blocks * m->heads * m->batches;
         m->past_block = blocks;
     }
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = COPY_ROWS_THREADS,
-                                       .stream = stream,
-                                       .arguments = &params,
-                                       .arguments_bytes = sizeof params};
-    return blocks > 0 ? cuda_launch(&launch) : FDM_OK;
+    gpu_add_launch_of(l, kernel,
+                      (struct gpu_launch){.grid = {blocks}, .params = &params, .params_bytes = sizeof params});
 }

@@ -111,9 +111,14 @@ int64_t gpu_backward_workspace_bytes(const fdm_problem *p, const struct gpu_back
 
 /* ---- parameters ---- */
 
-void gpu_backward_fill(const struct attention *attention, const struct gpu_backward_needs *needs, char *workspace,
+void gpu_backward_fill(const struct gpu_launches *launches, const struct gpu_backward_needs *needs,
                        struct gpu_backward_params *a) {
-    const fdm_problem *p = attention->problem;
+    const fdm_problem *p = launches->problem;
+    const struct attention *attention = launches->attention;
+    char *workspace = launches->workspace;
+    *a = (struct gpu_backward_params){0};
+    if (!attention)
+        return;
     const struct layout l = lay_out(p, needs);
     const struct row_view *dlse = &attention->dlse;
     const struct score_view *dbias = &attention->dbias;
@@ -174,29 +179,24 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
 
 /* ---- launches ---- */
 
-static fdm_status launch_grid(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
-                              int early, struct gpu_backward_params *a, size_t bytes, void *stream) {
+static void add_grid(struct gpu_launches *l, int64_t x, int64_t y, int64_t z, int early, struct gpu_backward_params *a,
+                     size_t bytes) {
+    struct gpu_launch launch = {.grid = {x, y, z}, .early = early, .params = a, .params_bytes = bytes};
     a->grid_x = (uint32_t)x;
     a->grid_y = (uint32_t)y;
-    struct cuda_launch launch = {.kernel = kernel,
-                                 .grid = {gpu_grid(x * y * z), 1, 1},
-                                 .threads = threads,
-                                 .programmatic_launch = early,
-                                 .stream = stream,
-                                 .arguments = a,
-                                 .arguments_bytes = bytes};
-    if (!gpu_folds_grids(&(fdm_problem){.batch = a->in.batch, .heads = a->in.heads}))
-        launch.grid[0] = a->grid_x, launch.grid[1] = a->grid_y, launch.grid[2] = (uint32_t)z;
-    return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
+    if (x <= 0 || y <= 0 || z <= 0)
+        launch.grid[0] = 0;
+    else if (gpu_folds_grids(l->problem))
+        launch.grid[0] = gpu_grid(x * y * z), launch.grid[1] = launch.grid[2] = 1;
+    gpu_add_launch(l, launch);
 }
-fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
-                               struct gpu_backward_params *a, size_t bytes, void *stream) {
-    return launch_grid(kernel, x, y, z, threads, 0, a, bytes, stream);
+void gpu_backward_add_grid(struct gpu_launches *l, int64_t x, int64_t y, int64_t z, struct gpu_backward_params *a,
+                           size_t bytes) {
+    add_grid(l, x, y, z, 0, a, bytes);
 }
 
 /* The kernels around a family's, in the order of their launches; those from COMBINE on run after it. */
-enum { PREPARE, BLOCK_MASK, ROW_BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
-_Static_assert((int)NUM_KERNELS == (int)GPU_BACKWARD_AROUND_MAX, "as the header says");
+enum { PREPARE, BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
 enum { ROWS_THREADS = 32 * BACKWARD_ROWS_WARPS, DBIAS_THREADS = 32 * BACKWARD_DBIAS_WARPS };
 enum { DSINK_THREADS = 32 * BACKWARD_DSINK_WARPS };
 static uint32_t threads_of(int32_t kernel) {
@@ -208,8 +208,7 @@ static const int32_t end_of[] = {[GPU_BACKWARD_BEFORE] = COMBINE, [GPU_BACKWARD_
 static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backward_needs *needs) {
     const int32_t kind = gpu_dbias_kind(p);
     switch (kernel) {
-    case BLOCK_MASK: return gpu_mask_rows(p);
-    case ROW_BLOCK_MASK: return p->has_row_intervals;
+    case BLOCK_MASK: return gpu_masks_blocks(p);
     case BLOCK_ORDER: return needs->order_block_n > 0;
     case ORDER: return needs->orders_keys;
     case COMBINE: return needs->group_parts > 1;
@@ -240,52 +239,15 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
     request->threads = (int32_t)threads_of(kernel);
 }
 
-int32_t gpu_backward_count(enum gpu_backward_side side, const fdm_problem *p, const struct gpu_backward_needs *needs) {
-    int32_t count = 0;
-    for (int32_t kernel = first_of[side]; kernel < end_of[side]; kernel++)
-        count += wanted(kernel, p, needs);
-    return count;
-}
-
-int32_t gpu_backward_requests(enum gpu_backward_side side, const fdm_problem *p, const struct gpu_backward_needs *needs,
-                              struct cuda_kernel_request *requests) {
-    int32_t count = 0;
-    for (int32_t kernel = first_of[side]; kernel < end_of[side]; kernel++) {
-        if (!wanted(kernel, p, needs))
-            continue;
-        struct cuda_kernel_request *request = &requests[count++];
-        if (kernel == BLOCK_MASK)
-            block_mask_request(request);
-        else if (kernel == ROW_BLOCK_MASK)
-            row_block_mask_request(p, request);
-        else if (kernel == BLOCK_ORDER)
-            block_order_request(p, request);
-        else if (kernel == ORDER)
-            key_sort_request(request);
-        else
-            rows_request(kernel, p, needs, request);
-    }
-    return count;
-}
-
 static int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
 static int64_t at_least_1(int64_t n) { return n > 1 ? n : 1; }
 
-static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel, const fdm_problem *p,
-                                const struct gpu_backward_needs *needs, struct gpu_backward_params *a, void *stream) {
+static void add_rows_kernel(struct gpu_launches *l, int32_t which, const struct gpu_backward_needs *needs,
+                            struct gpu_backward_params *a) {
+    const fdm_problem *p = l->problem;
     const int64_t rows = which == PREPARE ? gpu_round_up(p->seqlen_q, needs->row_step) : p->seqlen_q;
     int64_t x = blocks_of(rows, 16 * BACKWARD_ROWS_WARPS), y = p->heads, z = p->batch;
-    uint8_t *const block_mask = (uint8_t *)(uintptr_t)a->in.block_mask;
     switch (which) {
-    case BLOCK_MASK: return block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
-    case ROW_BLOCK_MASK:
-        return row_block_mask_launch(kernel, p, needs->block_m, needs->block_n, block_mask, stream, &a->in);
-    case BLOCK_ORDER:
-        return block_order_launch(kernel, p, &a->in, needs->order_block_n, (int32_t *)(uintptr_t)a->block_order,
-                                  stream);
-    case ORDER:
-        return key_sort_launch(kernel, p, &a->in, (int32_t *)(uintptr_t)a->order,
-                               needs->order_block_n ? a->block_order : NULL, stream);
     case PREPARE: /* also where there are no rows: it clears what is summed */
         x = at_least_1(x);
         z = at_least_1(z);
@@ -310,15 +272,22 @@ static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel,
         break;
     default: break;
     }
-    return launch_grid(kernel, x, y, z, threads_of(which), needs->early && which >= COMBINE, a, sizeof *a, stream);
+    rows_request(which, p, needs, gpu_add_kernel(l));
+    add_grid(l, x, y, z, needs->early && which >= COMBINE, a, sizeof *a);
 }
 
-fdm_status gpu_backward_launches(enum gpu_backward_side side, const struct cuda_kernel *const *kernels,
-                                 const fdm_problem *p, const struct gpu_backward_needs *needs,
-                                 struct gpu_backward_params *a, void *stream) {
-    fdm_status status = FDM_OK;
-    for (int32_t kernel = first_of[side]; kernel < end_of[side] && !status; kernel++)
-        if (wanted(kernel, p, needs))
-            status = launch_around(kernel, *kernels++, p, needs, a, stream);
-    return status;
+void gpu_backward_add(struct gpu_launches *l, enum gpu_backward_side side, const struct gpu_backward_needs *needs,
+                      struct gpu_backward_params *a) {
+    for (int32_t kernel = first_of[side]; kernel < end_of[side]; kernel++) {
+        if (!wanted(kernel, l->problem, needs))
+            continue;
+        if (kernel == BLOCK_MASK)
+            gpu_block_mask_add(l, needs->block_m, needs->block_n, (void *)(uintptr_t)a->in.block_mask, &a->in);
+        else if (kernel == BLOCK_ORDER)
+            block_order_add(l, &a->in, needs->order_block_n, (int32_t *)(uintptr_t)a->block_order);
+        else if (kernel == ORDER)
+            key_sort_add(l, &a->in, (int32_t *)(uintptr_t)a->order, needs->order_block_n ? a->block_order : NULL);
+        else
+            add_rows_kernel(l, kernel, needs, a);
+    }
 }

@@ -2,8 +2,8 @@
  * that run before and after those of a family (backward_rows.cu, block_mask.cu, row_block_mask.cu, block_order.cu,
  * key_sort.cu, backward_dbias.cu, backward_dsink.cu).
  *
- * A family says what it needs (struct gpu_backward_needs). Its requests are gpu_backward_requests() BEFORE, its own,
- * and those AFTER; its execution gpu_backward_fill(), then the launches in the same order. */
+ * A family says what it needs (struct gpu_backward_needs). Its launches are gpu_backward_add() BEFORE, its own, and
+ * gpu_backward_add() AFTER, on the parameters of gpu_backward_fill(). */
 #ifndef FDM_GPU_BACKWARD_H
 #define FDM_GPU_BACKWARD_H
 
@@ -40,29 +40,23 @@ int gpu_dbias_in_turns(const fdm_problem *problem);
 const char *gpu_backward_refusal(const fdm_problem *problem);
 
 int64_t gpu_backward_workspace_bytes(const fdm_problem *problem, const struct gpu_backward_needs *needs);
-void gpu_backward_fill(const struct attention *attention, const struct gpu_backward_needs *needs, char *workspace,
+/* Zeros where kernels alone are asked. */
+void gpu_backward_fill(const struct gpu_launches *launches, const struct gpu_backward_needs *needs,
                        struct gpu_backward_params *params);
 
 /* BEFORE: lse and delta of each row and zeros, the block mask, the orders of blocks and keys. AFTER: the sums of parts
  * of groups, of dQ, and of the gradients of bias and sinks. */
 enum gpu_backward_side { GPU_BACKWARD_BEFORE, GPU_BACKWARD_AFTER };
-enum { GPU_BACKWARD_AROUND_MAX = 9 };
-/* The kernels of one side that the problem takes: how many, and which. */
-int32_t gpu_backward_count(enum gpu_backward_side side, const fdm_problem *problem,
-                           const struct gpu_backward_needs *needs);
-int32_t gpu_backward_requests(enum gpu_backward_side side, const fdm_problem *problem,
-                              const struct gpu_backward_needs *needs, struct cuda_kernel_request *requests);
-/* Launches them, given in that order. BEFORE also tells the parameters where the block mask is. */
-fdm_status gpu_backward_launches(enum gpu_backward_side side, const struct cuda_kernel *const *kernels,
-                                 const fdm_problem *problem, const struct gpu_backward_needs *needs,
-                                 struct gpu_backward_params *params, void *stream);
+/* The launches of one side that the problem takes. BEFORE also tells the parameters where the block mask is. */
+void gpu_backward_add(struct gpu_launches *launches, enum gpu_backward_side side,
+                      const struct gpu_backward_needs *needs, struct gpu_backward_params *params);
 
 /* Whether y or z of a grid would leave what a device takes. Then grids have one dimension (FOLDED), and a block keeps
  * its place in registers, which are scarce. */
 int gpu_folds_grids(const fdm_problem *problem);
-/* x y z blocks, x fastest. No launch where an extent is 0. `params` is the first member of the `bytes` bytes that the
- * kernel takes. */
-fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
-                               struct gpu_backward_params *params, size_t bytes, void *stream);
+/* A launch of the kernel that was added last: x y z blocks, x fastest. `params` is the first member of the `bytes`
+ * bytes that the kernel takes. */
+void gpu_backward_add_grid(struct gpu_launches *launches, int64_t x, int64_t y, int64_t z,
+                           struct gpu_backward_params *params, size_t bytes);
 
 #endif

@@ -251,50 +251,62 @@ static int has_no_sequence(const fdm_problem *p) {
     return p->pass == FDM_FORWARD && p->varlen && p->batch == 0 && p->total_q > 0;
 }
 
-/* The kernel that combines splits finds rows of no sequence by itself, and clears them. */
-static fdm_status clear_all_rows(const fdm_plan *plan, const struct attention *attention, void *stream) {
-    struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
-    struct gpu_forward_params params;
-    combine_splits_request(attention->problem, &request);
-    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
-    gpu_fill_forward(attention, &params);
-    return status ? status : combine_splits_launch(kernel, attention->problem, 0, &params, stream);
+/* The launches of a valid plan. The kernel that combines splits finds rows of no sequence by itself, and clears them.
+ */
+static fdm_status add_launches(const struct gpu_algorithm *a, const fdm_plan *plan, struct gpu_launches *l) {
+    struct gpu_forward_params params = {0};
+    if (!has_no_sequence(l->problem))
+        return a->launch(plan, l);
+    if (l->attention)
+        gpu_fill_forward(l->attention, &params);
+    combine_splits_add(l, 0, &params);
+    return FDM_OK;
+}
+
+static fdm_status refuse_plan(void) {
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
 }
 
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                               void *workspace, const fdm_launch *launch) {
-    void *stream = launch ? launch->stream : NULL;
-    if (has_no_sequence(attention->problem))
-        return clear_all_rows(plan, attention, stream);
     const struct gpu_algorithm *a = algorithm_of(family, plan->kernel_index);
+    const fdm_problem *p = attention->problem;
+    const int appends = append_precedes(p) && !has_no_sequence(p);
+    void *stream = launch ? launch->stream : NULL;
+    struct gpu_launches launches;
     struct attention turned;
-    if (!append_precedes(attention->problem))
-        return a->execute(plan, attention, workspace, stream);
-    fdm_plan own = *plan; /* what the kernel itself has */
-    own.workspace_bytes -= append_workspace_bytes(attention->problem);
-    if (own.workspace_bytes < 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's workspace has no room for rows that turn");
-    const fdm_status status =
-        append_before(plan->device.index, attention, (char *)workspace + own.workspace_bytes, stream, &turned);
-    return status ? status : a->execute(&own, &turned, workspace, stream);
+    fdm_plan own; /* what the kernel itself has */
+    fdm_status status = FDM_OK;
+    if (appends) {
+        own = *plan;
+        own.workspace_bytes -= append_workspace_bytes(p);
+        plan = &own;
+    }
+    if (plan->workspace_bytes < 0 || !a->valid(plan, p))
+        return refuse_plan();
+    if (appends)
+        status = append_before(plan->device.index, attention, (char *)workspace + own.workspace_bytes, stream, &turned);
+    gpu_launches_begin(&launches, plan->device.index, p, appends ? &turned : attention, workspace);
+    if (!status)
+        status = add_launches(a, plan, &launches);
+    return status ? status : gpu_launches_run(&launches, stream);
 }
 
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    int32_t count = algorithm_of(family, plan->kernel_index)->requests(plan, requests);
-    if (count && append_precedes(&plan->problem))
-        append_request(&plan->problem, &requests[count++]);
-    return count;
+    const struct gpu_algorithm *a = algorithm_of(family, plan->kernel_index);
+    struct gpu_launches l;
+    gpu_launches_begin(&l, plan->device.index, &plan->problem, NULL, NULL);
+    if (!a->valid(plan, &plan->problem) || add_launches(a, plan, &l))
+        return 0;
+    if (append_precedes(&plan->problem) && !has_no_sequence(&plan->problem))
+        append_request(&plan->problem, gpu_add_kernel(&l));
+    memcpy(requests, l.requests, (size_t)l.num_kernels * sizeof *requests);
+    return l.num_kernels;
 }
 
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan) {
     struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
-    int32_t count = gpu_family_launches(family, plan, requests);
-    if (count && has_no_sequence(&plan->problem)) {
-        combine_splits_request(&plan->problem, requests);
-        count = 1;
-    }
-    return count ? cuda_kernels_get(plan->device.index, requests, count, kernels)
-                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
+    const int32_t count = gpu_family_launches(family, plan, requests);
+    return count ? cuda_kernels_get(plan->device.index, requests, count, kernels) : refuse_plan();
 }

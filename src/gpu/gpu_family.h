@@ -8,8 +8,7 @@
 #include "gpu/block_mask.h"
 #include "gpu/features.h"
 #include "gpu/forward_params.h"
-
-enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
+#include "gpu/gpu_launches.h"
 
 /* One kernel of a family. */
 struct gpu_algorithm {
@@ -32,10 +31,10 @@ struct gpu_algorithm {
     int (*has_code)(const char *code);
     /* fill() for a code that has_code() knows; 0 with the reason in the plan when the problem cannot have it. */
     int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);
-    /* The kernels that the plan launches, at most GPU_REQUESTS_MAX; returns how many, 0 when the plan is not one that
-     * fill() made. */
-    int32_t (*requests)(const fdm_plan *plan, struct cuda_kernel_request *requests);
-    fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
+    /* Whether fill() can have made the plan, which may come from a file, for the problem. */
+    int (*valid)(const fdm_plan *plan, const fdm_problem *problem);
+    /* Adds what a valid plan launches, in order, at most GPU_REQUESTS_MAX kernels. Decides nothing. */
+    fdm_status (*launch)(const fdm_plan *plan, struct gpu_launches *launches);
 };
 
 /* What `struct family` calls the list of a family of CUDA kernels: its algorithms in order of preference. */
@@ -73,55 +72,43 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 /* The clause of a refusal, written to `text`. */
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
 
-/* The end of a forward's execution: the kernels of `requests`, of which the first is the forward's own and takes struct
- * gpu_forward_params, and the others make the block mask of the plan's tile, at the workspace's start. blocks: of the
- * first, in clusters of so many. */
-fdm_status gpu_forward_launch(const fdm_plan *plan, const struct attention *attention,
-                              const struct cuda_kernel_request *requests, int32_t count, int64_t blocks,
-                              int32_t cluster, void *workspace, void *stream);
+/* The end of a forward's launches: its own kernel, whose request the caller has filled and which takes struct
+ * gpu_forward_params, of `blocks` blocks in clusters of so many. masked: behind the block mask of the plan's tile, at
+ * the workspace's start. */
+void gpu_add_forward(struct gpu_launches *launches, const fdm_plan *plan, const struct cuda_kernel_request *request,
+                     int masked, int64_t blocks, int32_t cluster);
 
-/* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
- * `block_mask` and tells the parameters where it is. */
-int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);
-void block_mask_request(struct cuda_kernel_request *request);
-fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
-                             int32_t block_n, uint8_t *block_mask, void *stream, struct gpu_forward_params *params);
-/* That of row intervals, or of both: behind that of the mask in the workspace, which was made before. */
-void row_block_mask_request(const fdm_problem *problem, struct cuda_kernel_request *request);
-fdm_status row_block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
-                                 int32_t block_n, uint8_t *workspace, void *stream, struct gpu_forward_params *params);
-/* That of a mask with rows, of row intervals, or of both: its bytes of workspace; its kernels, at most
- * GPU_BLOCK_MASK_KERNELS, and how many; and their launches. */
-enum { GPU_BLOCK_MASK_KERNELS = 2 };
+/* The block mask (block_mask.h) of a mask with rows, of row intervals, or of both: its bytes of workspace, and the
+ * launches that make it there and tell the parameters where it is. */
 int64_t gpu_block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);
-int32_t gpu_block_mask_requests(const fdm_problem *problem, struct cuda_kernel_request *requests);
-fdm_status gpu_block_mask_launch(const struct cuda_kernel *const *kernels, const fdm_problem *problem, int32_t block_m,
-                                 int32_t block_n, void *workspace, void *stream, struct gpu_forward_params *params);
+void gpu_block_mask_add(struct gpu_launches *launches, int32_t block_m, int32_t block_n, void *workspace,
+                        struct gpu_forward_params *params);
+/* The same of a mask alone, which may be without rows. */
+int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);
+void block_mask_add(struct gpu_launches *launches, int32_t block_m, int32_t block_n, void *block_mask,
+                    struct gpu_forward_params *params);
 /* That of any mask [B, h, Sq, Sk], with the bytes from one row of tiles to the next. */
+void block_mask_request(struct cuda_kernel_request *request);
 fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scores *mask, int64_t batches,
                          int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n,
                          uint8_t *block_mask, int64_t row_bytes, void *stream);
 
-/* The order in which blocks of keys begin (block_order.h): words of each head, its kernel, and the launch that writes
- * `order`. */
+/* The order in which blocks of keys begin (block_order.h): words of each head, and the launch that writes `order`. */
 int64_t block_order_stride(const fdm_problem *problem, int32_t block_n);
-void block_order_request(const fdm_problem *problem, struct cuda_kernel_request *request);
-fdm_status block_order_launch(const struct cuda_kernel *kernel, const fdm_problem *problem,
-                              const struct gpu_forward_params *params, int32_t block_n, int32_t *order, void *stream);
+void block_order_add(struct gpu_launches *launches, const struct gpu_forward_params *params, int32_t block_n,
+                     int32_t *order);
 
-/* The key sort (key_sort.h): its kernel, and the launch that writes `order`. scattered: NULL, or the
- * first word of block_order.h: where it is 0 nothing is written. */
-void key_sort_request(struct cuda_kernel_request *request);
-fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *problem,
-                           const struct gpu_forward_params *params, int32_t *order, const int32_t *scattered,
-                           void *stream);
+/* The key sort (key_sort.h), which writes `order`. scattered: NULL, or the first word of block_order.h: where it is 0
+ * nothing is written. */
+void key_sort_add(struct gpu_launches *launches, const struct gpu_forward_params *params, int32_t *order,
+                  const int32_t *scattered);
 
-/* Copies to other strides (copy_rows.h): the kernel, and the launch for at most COPY_ROWS_MATRICES matrices, of which
+/* Copies to other strides (copy_rows.h) by the kernel of that index: of at most COPY_ROWS_MATRICES matrices, of which
  * the caller gives strides and extents. */
 struct copy_rows_matrix;
 void copy_rows_request(struct cuda_kernel_request *request);
-fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_rows_matrix *matrices, int32_t count,
-                            void *stream);
+void copy_rows_add(struct gpu_launches *launches, int32_t kernel, const struct copy_rows_matrix *matrices,
+                   int32_t count);
 
 /* A call's tensors as the kernels' parameters. */
 struct gpu_cache gpu_cache_of(const struct attention *attention);

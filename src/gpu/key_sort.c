@@ -2,13 +2,14 @@
 #include "gpu/key_sort.h"
 #include "gpu/gpu_family.h"
 
-void key_sort_request(struct cuda_kernel_request *request) {
+static void key_sort_request(struct cuda_kernel_request *request) {
     *request =
         (struct cuda_kernel_request){.file = "gpu/key_sort.cu", .entry = "key_sort", .threads = KEY_SORT_THREADS};
 }
 
-fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *p, const struct gpu_forward_params *a,
-                           int32_t *order, const int32_t *scattered, void *stream) {
+void key_sort_add(struct gpu_launches *l, const struct gpu_forward_params *a, int32_t *order,
+                  const int32_t *scattered) {
+    const fdm_problem *p = l->problem;
     const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
     const struct key_sort_params params = {.intervals = a->intervals,
                                            .order = order,
@@ -21,11 +22,7 @@ fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *
                                            .num_groups = (int32_t)groups,
                                            .num_sorts = groups * p->interval_batch * p->interval_heads,
                                            .scattered = scattered};
-    struct cuda_launch launch = {.kernel = kernel,
-                                 .grid = {gpu_grid(params.num_sorts), 1, 1},
-                                 .threads = KEY_SORT_THREADS,
-                                 .stream = stream,
-                                 .arguments = &params,
-                                 .arguments_bytes = sizeof params};
-    return params.num_sorts > 0 ? cuda_launch(&launch) : FDM_OK;
+    key_sort_request(gpu_add_kernel(l));
+    gpu_add_launch(
+        l, (struct gpu_launch){.grid = {gpu_grid(params.num_sorts)}, .params = &params, .params_bytes = sizeof params});
 }

@@ -26,14 +26,9 @@ void combine_splits_request(const fdm_problem *p, struct cuda_kernel_request *re
     request->threads = 32 * COMBINE_SPLITS_WARPS;
 }
 
-fdm_status combine_splits_launch(const struct cuda_kernel *kernel, const fdm_problem *p, int early,
-                                 const struct gpu_forward_params *a, void *stream) {
-    struct cuda_launch launch = {.kernel = kernel,
-                                 .grid = {gpu_grid(splits_rows(p)), 1, 1},
-                                 .threads = 32 * COMBINE_SPLITS_WARPS,
-                                 .programmatic_launch = early,
-                                 .stream = stream,
-                                 .arguments = a,
-                                 .arguments_bytes = sizeof *a};
-    return cuda_launch(&launch);
+void combine_splits_add(struct gpu_launches *l, int early, const struct gpu_forward_params *a) {
+    combine_splits_request(l->problem, gpu_add_kernel(l));
+    gpu_add_launch(
+        l, (struct gpu_launch){
+               .grid = {gpu_grid(splits_rows(l->problem))}, .early = early, .params = a, .params_bytes = sizeof *a});
 }

@@ -16,7 +16,6 @@ void splits_fill(const fdm_problem *problem, int32_t splits, char *workspace, st
 
 void combine_splits_request(const fdm_problem *problem, struct cuda_kernel_request *request);
 /* early: it may begin before the splits have ended, which then say so (griddepcontrol). */
-fdm_status combine_splits_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int early,
-                                 const struct gpu_forward_params *params, void *stream);
+void combine_splits_add(struct gpu_launches *launches, int early, const struct gpu_forward_params *params);
 
 #endif

@@ -32,7 +32,7 @@ int64_t tile_plan_bytes(const fdm_problem *p) {
     return zero_bytes(&e) + 2 * array_bytes(&e) + gpu_round_up(all_row_tiles(&e) * 4, 64);
 }
 
-void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+static void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     const uint32_t told =
         GPU_ALIKE_WINDOW | GPU_ALIKE_MASK | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_INTERVALS | GPU_ALIKE_VARLEN;
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~told);
@@ -42,9 +42,9 @@ void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request
     request->shared_bytes = 0;
 }
 
-fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, const fdm_problem *p,
-                            const struct gpu_forward_params *a, struct tile_plan_order order, void *workspace,
-                            void *stream, struct tile_plan *plan) {
+void tile_plan_add(struct gpu_launches *l, const struct gpu_forward_params *a, struct tile_plan_order order,
+                   void *workspace, struct tile_plan *plan) {
+    const fdm_problem *p = l->problem;
     const struct extents e = extents_of(p);
     char *const arrays = (char *)workspace + zero_bytes(&e);
     const int64_t row_words = gpu_ceil_div(e.row_tiles, 32);
@@ -67,12 +67,10 @@ fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, co
                                             .keys = order.keys,
                                             .sorted = order.sorted,
                                             .keys_head = (int32_t)gpu_round_up(p->seqlen_k, KEY_SORT_KEYS)};
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {gpu_grid(params.blocks), 1, 1},
-                                       .threads = 32 * TILE_PLAN_WARPS,
-                                       .stream = stream,
-                                       .arguments = &params,
-                                       .arguments_bytes = sizeof params};
-    const fdm_status status = cuda_memory_fill_async(device, workspace, 0, (size_t)zero_bytes(&e), stream);
-    return status ? status : cuda_launch(&launch);
+    tile_plan_request(p, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(params.blocks)},
+                                          .params = &params,
+                                          .params_bytes = sizeof params,
+                                          .zeros = workspace,
+                                          .zero_bytes = (size_t)zero_bytes(&e)});
 }

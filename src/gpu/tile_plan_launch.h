@@ -11,7 +11,6 @@ enum { TILE_PLAN_ITEM_COUNTS = 2 };
 /* Whether rows see keys by ranges of rows alone: intervals, or a mask that all rows share, beside window and causal. */
 int tile_plan_possible(const fdm_problem *problem);
 int64_t tile_plan_bytes(const fdm_problem *problem);
-void tile_plan_request(const fdm_problem *problem, struct cuda_kernel_request *request);
 /* Rows of the blocks that are put in order, 0: none; in which order the plan has the keys: key_sort.h's where `sorted`
  * points at 1 on the device, else as they lie, and so where both are NULL. */
 struct tile_plan_order {
@@ -19,8 +18,7 @@ struct tile_plan_order {
     const int32_t *keys, *sorted;
 };
 /* Makes the plan at `workspace`, a multiple of 16. */
-fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, const fdm_problem *problem,
-                            const struct gpu_forward_params *params, struct tile_plan_order order, void *workspace,
-                            void *stream, struct tile_plan *plan);
+void tile_plan_add(struct gpu_launches *launches, const struct gpu_forward_params *params, struct tile_plan_order order,
+                   void *workspace, struct tile_plan *plan);
 
 #endif

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/blackwell/blackwell_family.h"
 #include "gpu/gpu_backward.h"
 #include "gpu/items.h"
@@ -140,23 +139,6 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == shared_bytes(p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
-/* The kernels before, those of this file, those after. `before`: how many the first are. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
-                             int32_t *before) {
-    const struct gpu_backward_needs needs = needs_of(plan, p);
-    struct launch launches[LAUNCHES_MAX];
-    const int32_t own = launches_of(p, launches);
-    int32_t count = *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
-    for (int32_t i = 0; i < own; i++)
-        make_request(plan, p, &launches[i], &list[count++]);
-    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
-}
-
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
-    int32_t before;
-    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
-}
-
 static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
                             struct blackwell_backward_params *params) {
     const fdm_problem *p = attention->problem;
@@ -178,48 +160,35 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
 }
 
 /* Heads of L2 groups take turns; of parts of groups as many as have so many query heads. */
-static fdm_status launch_items(const fdm_plan *plan, const fdm_problem *p, const struct launch *l,
-                               const struct cuda_kernel *kernel, struct blackwell_backward_params *params,
-                               void *stream) {
-    const int64_t heads = l->own_keys ? p->heads_kv * plan->parameters[PARTS] : p->heads;
-    const int32_t near = params->in.in.heads_per_l2_group / (l->own_keys ? params->in.part_heads : 1);
-    const int32_t at_once = plan->parameters[NUM_SMS] / 2;
-    params->pairs = (int32_t)pairs_of(l->own_keys ? p->seqlen_k : p->seqlen_q);
+static void add_items(const fdm_plan *plan, struct gpu_launches *l, const struct launch *own,
+                      struct blackwell_backward_params *params) {
+    const fdm_problem *p = l->problem;
+    const int64_t heads = own->own_keys ? p->heads_kv * plan->parameters[PARTS] : p->heads;
+    const int32_t parted = own->own_keys && params->in.part_heads > 1 ? params->in.part_heads : 1;
+    const int32_t near = params->in.in.heads_per_l2_group / parted, at_once = plan->parameters[NUM_SMS] / 2;
+    params->pairs = (int32_t)pairs_of(own->own_keys ? p->seqlen_k : p->seqlen_q);
     params->items = (int32_t)(params->pairs * heads * p->batch);
     params->heads_in_turn = near > 1 ? near : 1;
     const int32_t pairs =
         plan->parameters[SCHEDULER] == ITEMS_STATIC && at_once < params->items ? at_once : params->items;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {2 * (uint32_t)pairs, 1, 1},
-                                       .threads = BLACKWELL_BACKWARD_THREADS,
-                                       .cluster = 2,
-                                       .stream = stream,
-                                       .arguments = params,
-                                       .arguments_bytes = sizeof *params};
-    return cuda_launch(&launch);
+    make_request(plan, p, own, gpu_add_kernel(l));
+    gpu_add_launch(
+        l, (struct gpu_launch){.grid = {2 * pairs}, .cluster = 2, .params = params, .params_bytes = sizeof *params});
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
-    struct launch launches[LAUNCHES_MAX];
-    int32_t next;
-    if (!valid(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &next), kernels);
-    if (status)
-        return status;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    struct blackwell_backward_params params = {0};
-    gpu_backward_fill(attention, &needs, workspace, &params.in);
-    if ((status = make_maps(plan, attention, &params)))
-        return status;
-    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
+    struct launch launches[LAUNCHES_MAX];
     const int32_t own = launches_of(p, launches);
-    for (int32_t i = 0; i < own && !status; i++)
-        status = launch_items(plan, p, &launches[i], kernels[next++], &params, stream);
-    return status ? status : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params.in, stream);
+    struct blackwell_backward_params params = {0};
+    gpu_backward_fill(l, &needs, &params.in);
+    const fdm_status status = l->attention ? make_maps(plan, l->attention, &params) : FDM_OK;
+    gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
+    for (int32_t i = 0; i < own; i++)
+        add_items(plan, l, &launches[i], &params);
+    gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params.in);
+    return status;
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
@@ -235,6 +204,6 @@ const struct gpu_algorithm blackwell_backward_algorithm = {
     .passed_over = passed_over,
     .fill = fill,
     .scheduler = scheduler,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/blackwell/blackwell_family.h"
 #include "gpu/tile_maps.h"
 
@@ -157,20 +156,6 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == shared_bytes(x[Q_TILES], p) && plan->workspace_bytes >= workspace_bytes(x[Q_TILES], p);
 }
 
-/* The forward's kernel, and the block mask's where there is a mask. */
-enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
-    make_request(plan, p, &list[FORWARD]);
-    if (!p->has_mask)
-        return 1;
-    block_mask_request(&list[BLOCK_MASK]);
-    return NUM_KERNELS;
-}
-
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
-    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
-}
-
 static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
                             struct blackwell_forward_params *params) {
     const fdm_problem *p = attention->problem;
@@ -195,37 +180,28 @@ static int64_t blocks_of(const fdm_plan *plan, int64_t items) {
     return PAIR * (plan->parameters[SCHEDULER] == SCHEDULER_STATIC && pairs < items ? pairs : items);
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    if (!valid(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's %d query tiles or workspace are not its kernel's",
-                         plan->parameters[Q_TILES]);
-    struct cuda_kernel_request list[NUM_KERNELS];
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
-    if (status)
-        return status;
-    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
+    const int64_t row_blocks = gpu_ceil_div(p->seqlen_q, plan->block_m);
     struct blackwell_forward_params params = {.row_blocks = (int32_t)row_blocks,
                                               .items = (int32_t)(row_blocks * p->heads * p->batch),
                                               .mask_batches = (int32_t)p->mask_shape[0],
-                                              .bias_batches = (int32_t)p->bias_shape[0],
-                                              .mask_group = (int32_t)attention->mask.group,
-                                              .bias_group = (int32_t)attention->bias.group};
-    gpu_fill_forward(attention, &params.in);
-    if ((status = make_maps(plan, attention, &params)))
-        return status;
-    if (p->has_mask && (status = block_mask_launch(kernels[BLOCK_MASK], p, plan->block_m, plan->block_n, workspace,
-                                                   stream, &params.in)))
-        return status;
-    const struct cuda_launch launch = {.kernel = kernels[FORWARD],
-                                       .grid = {(uint32_t)blocks_of(plan, params.items), 1, 1},
-                                       .threads = (uint32_t)list[FORWARD].threads,
-                                       .cluster = PAIR,
-                                       .stream = stream,
-                                       .arguments = &params,
-                                       .arguments_bytes = sizeof params};
-    return cuda_launch(&launch);
+                                              .bias_batches = (int32_t)p->bias_shape[0]};
+    fdm_status status = FDM_OK;
+    if (l->attention) {
+        params.mask_group = (int32_t)l->attention->mask.group;
+        params.bias_group = (int32_t)l->attention->bias.group;
+        gpu_fill_forward(l->attention, &params.in);
+        status = make_maps(plan, l->attention, &params);
+    }
+    if (p->has_mask)
+        block_mask_add(l, plan->block_m, plan->block_n, l->workspace, &params.in);
+    make_request(plan, p, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {blocks_of(plan, params.items)},
+                                          .cluster = PAIR,
+                                          .params = &params,
+                                          .params_bytes = sizeof params});
+    return status;
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
@@ -242,6 +218,6 @@ const struct gpu_algorithm blackwell_forward_algorithm = {
     .passed_over = passed_over,
     .fill = fill,
     .scheduler = scheduler,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

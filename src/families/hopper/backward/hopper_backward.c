@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/hopper/backward/hopper_gradients.h"
 #include "families/hopper/backward/hopper_visits.h"
 #include "families/hopper/hopper_family.h"
@@ -319,42 +318,18 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
-/* The kernels before, of which the last may be that of the visits, the main one, that of runs, those after; `before`:
- * how many the first are. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
-                             int32_t *before) {
-    const struct gpu_backward_needs needs = needs_of(plan, p);
-    *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
-    if (finds_visits(p))
-        visits_request(p, &list[(*before)++]);
-    int32_t count = *before;
-    for (int runs = 0; runs <= launches_runs(p); runs++)
-        main_request(plan, p, runs, &list[count++]);
-    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
-}
-
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
-    int32_t before;
-    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
-}
-
-static fdm_status launch_visits(const struct cuda_kernel *kernel, const fdm_problem *p,
-                                const struct hopper_backward_params *params, void *stream) {
-    const struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {gpu_grid(p->batch * p->heads_kv * gpu_ceil_div(row_tiles(p), 32)), 1, 1},
-        .threads = 32 * HOPPER_VISITS_BLOCKS,
-        .stream = stream,
-        .arguments = params,
-        .arguments_bytes = sizeof *params};
-    return cuda_launch(&launch);
+static void add_visits(struct gpu_launches *l, const struct hopper_backward_params *params) {
+    const fdm_problem *p = l->problem;
+    visits_request(p, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(p->batch * p->heads_kv * gpu_ceil_div(row_tiles(p), 32))},
+                                          .params = params,
+                                          .params_bytes = sizeof *params});
 }
 
 /* The launch of the blocks that own keys, behind that of the visits. */
-static fdm_status launch_main(const fdm_plan *plan, const struct attention *attention, int runs,
-                              const struct cuda_kernel_request *request, const struct cuda_kernel *const *kernel,
-                              struct hopper_backward_params *params, void *stream) {
-    const fdm_problem *p = attention->problem;
+static fdm_status add_main(const fdm_plan *plan, struct gpu_launches *l, int runs,
+                           struct hopper_backward_params *params) {
+    const fdm_problem *p = l->problem;
     const int32_t block_n = block_n_of(plan, p, runs);
     const int sorted = gathers(p) && !runs;
     struct hopper_division division = division_of(plan);
@@ -362,45 +337,30 @@ static fdm_status launch_main(const fdm_plan *plan, const struct attention *atte
         division.in_turn = (int32_t)(p->heads_kv * p->batch * division.parts);
     const int64_t blocks = hopper_backward_order(p, block_n, division, sorted, params);
     fdm_status status = FDM_OK;
-    if (!runs || block_n != plan->block_n) /* else they are those of the first launch */
-        status = hopper_backward_maps(plan, attention, block_n, params);
-    if (status || (finds_visits(p) && (status = launch_visits(kernel[-1], p, params, stream))))
-        return status;
-    const struct cuda_launch launch = {.kernel = *kernel,
-                                       .grid = {gpu_grid(blocks), 1, 1},
-                                       .threads = (uint32_t)request->threads,
-                                       .programmatic_launch = 1,
-                                       .stream = stream,
-                                       .arguments = params,
-                                       .arguments_bytes = sizeof *params};
-    return cuda_launch(&launch);
+    if (l->attention && (!runs || block_n != plan->block_n)) /* else they are those of the first launch */
+        status = hopper_backward_maps(plan, l->attention, block_n, params);
+    if (finds_visits(p))
+        add_visits(l, params);
+    main_request(plan, p, runs, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){
+                          .grid = {gpu_grid(blocks)}, .early = 1, .params = params, .params_bytes = sizeof *params});
+    return status;
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
-    int32_t before;
-    if (!valid(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[TILE]);
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
-    if (status)
-        return status;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    struct hopper_backward_params params;
-    gpu_backward_fill(attention, &needs, workspace, &params.in);
-    params.visits = (uint64_t *)(void *)((char *)workspace + gpu_backward_workspace_bytes(p, &needs));
-    params.row_tiles = (int32_t)row_tiles(p);
-    params.visit_words = (int32_t)visit_words(p);
-    if ((status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
-        return status;
-    const int32_t runs_launches = launches_runs(p);
-    for (int32_t runs = 0; runs <= runs_launches && !status; runs++)
-        status = launch_main(plan, attention, runs, &list[before + runs], kernels + before + runs, &params, stream);
-    return status ? status
-                  : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + before + 1 + runs_launches, p, &needs,
-                                          &params.in, stream);
+    struct hopper_backward_params params = {
+        .visits = (uint64_t *)(void *)(l->workspace + gpu_backward_workspace_bytes(p, &needs)),
+        .row_tiles = (int32_t)row_tiles(p),
+        .visit_words = (int32_t)visit_words(p)};
+    gpu_backward_fill(l, &needs, &params.in);
+    gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
+    fdm_status status = FDM_OK;
+    for (int runs = 0; runs <= launches_runs(p) && !status; runs++)
+        status = add_main(plan, l, runs, &params);
+    gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params.in);
+    return status;
 }
 
 const struct gpu_algorithm hopper_backward_algorithm = {
@@ -413,6 +373,6 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

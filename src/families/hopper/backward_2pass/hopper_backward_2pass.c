@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/hopper/backward/hopper_gradients.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/pipeline/hopper_items.h"
@@ -140,20 +139,15 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 /* ---- launch ---- */
 
-enum { PLAN, DQ, DKV, NUM_KERNELS };
+enum own_kernel { DQ, DKV };
 
-static int wanted(const fdm_problem *p, int32_t kernel) {
-    const int dq = p->needs_dq || gpu_dbias_constant(p);
-    return kernel == PLAN ? p->has_intervals && dq : kernel == DQ ? dq : p->needs_dk || p->needs_dv;
+static int wanted(const fdm_problem *p, enum own_kernel kernel) {
+    return kernel == DQ ? p->needs_dq || gpu_dbias_constant(p) : p->needs_dk || p->needs_dv;
 }
 
-static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
+static void make_request(const fdm_plan *plan, const fdm_problem *p, enum own_kernel kernel,
                          struct cuda_kernel_request *request) {
     const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
-    if (kernel == PLAN) {
-        tile_plan_request(p, request);
-        return;
-    }
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_2PASS_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
@@ -181,57 +175,33 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == (dq > dkv ? dq : dkv) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
-/* The kernels before, those of this file, those after. `before`: how many the first are. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
-                             int32_t *before) {
-    const struct gpu_backward_needs needs = needs_of(plan, p);
-    int32_t count = *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
-    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
-        if (wanted(p, kernel))
-            make_request(plan, p, kernel, &list[count++]);
-    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
+static void add(const fdm_plan *plan, struct gpu_launches *l, enum own_kernel kernel, int64_t blocks,
+                const struct hopper_backward_params *params) {
+    make_request(plan, l->problem, kernel, gpu_add_kernel(l));
+    gpu_add_launch(l,
+                   (struct gpu_launch){.grid = {gpu_grid(blocks)}, .params = params, .params_bytes = sizeof *params});
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
-    int32_t before;
-    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
-}
-
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
-    int32_t before;
-    if (!valid(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
-    if (status)
-        return status;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    struct hopper_backward_params params;
-    gpu_backward_fill(attention, &needs, workspace, &params.in);
+    struct hopper_backward_params params = {0};
+    gpu_backward_fill(l, &needs, &params.in);
     const int64_t key_blocks =
         hopper_backward_order(p, HOPPER_BACKWARD_2PASS_KEYS, division_of(plan), p->has_intervals, &params);
-    const int64_t row_blocks = hopper_all_blocks(p, 1, plan->block_m);
-    if ((status = hopper_backward_maps(plan, attention, HOPPER_BACKWARD_2PASS_KEYS, &params)))
-        return status;
-    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
-    int32_t next = before;
-    if (!status && wanted(p, PLAN))
-        status = tile_plan_launch(plan->device.index, kernels[next++], p, &params.in.in,
-                                  (struct tile_plan_order){plan->block_m, params.in.order, params.in.block_order},
-                                  (char *)workspace + plan_offset(p, &needs), stream, &params.plan);
-    for (int32_t kernel = DQ; kernel < NUM_KERNELS && !status; kernel++)
-        if (wanted(p, kernel)) {
-            const struct cuda_launch launch = {.kernel = kernels[next++],
-                                               .grid = {gpu_grid(kernel == DQ ? row_blocks : key_blocks), 1, 1},
-                                               .threads = HOPPER_BACKWARD_2PASS_THREADS,
-                                               .stream = stream,
-                                               .arguments = &params,
-                                               .arguments_bytes = sizeof params};
-            status = cuda_launch(&launch);
-        }
-    return status ? status : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params.in, stream);
+    fdm_status status = FDM_OK;
+    if (l->attention)
+        status = hopper_backward_maps(plan, l->attention, HOPPER_BACKWARD_2PASS_KEYS, &params);
+    gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
+    if (wanted(p, DQ) && p->has_intervals)
+        tile_plan_add(l, &params.in.in, (struct tile_plan_order){plan->block_m, params.in.order, params.in.block_order},
+                      l->workspace + plan_offset(p, &needs), &params.plan);
+    if (wanted(p, DQ))
+        add(plan, l, DQ, hopper_all_blocks(p, 1, plan->block_m), &params);
+    if (wanted(p, DKV))
+        add(plan, l, DKV, key_blocks, &params);
+    gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params.in);
+    return status;
 }
 
 const struct gpu_algorithm hopper_backward_2pass_algorithm = {
@@ -244,6 +214,6 @@ const struct gpu_algorithm hopper_backward_2pass_algorithm = {
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

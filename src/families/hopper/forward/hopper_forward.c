@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/hopper/forward/hopper_gather_launch.h"
 #include "families/hopper/forward/hopper_ways.h"
 #include "families/hopper/hopper_family.h"
@@ -391,29 +390,6 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], x[NUM_SPLITS], p);
 }
 
-/* The forward's kernel; that of the tile plan and that of scattered keys, or the block mask's, or that which combines
- * splits; that of copies. */
-enum { FORWARD, OTHERS, SCATTERED, NUM_KERNELS = 4 };
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
-    int32_t count = OTHERS;
-    make_request(plan, p, &list[FORWARD]);
-    if (ranged(p)) {
-        tile_plan_request(p, &list[count++]);
-        if (plan->parameters[GATHER])
-            hopper_gather_request(p, plan->parameters[GATHER], &list[count++]);
-    } else if (gpu_masks_blocks(p))
-        count += gpu_block_mask_requests(p, &list[count]);
-    else if (plan->parameters[NUM_SPLITS] > 1)
-        combine_splits_request(p, &list[count++]);
-    if (plan->parameters[COPIES])
-        copy_rows_request(&list[count++]);
-    return count;
-}
-
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
-    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
-}
-
 /* Heads before rows: a tile has the rows of `packed` heads in turn. */
 static void pack_heads(struct cuda_tensor_layout *l, int32_t packed) {
     const int64_t rows = l->extents[1], row_bytes = l->stride_bytes[1];
@@ -452,55 +428,52 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     return FDM_OK;
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+/* The parameters on these tensors; `whole`: the same of heads that are not packed, for what combines splits. */
+static fdm_status fill_params(const fdm_plan *plan, const struct attention *attention, char *workspace,
+                              struct hopper_forward_params *params, struct gpu_forward_params *whole) {
     const fdm_problem *p = attention->problem;
-    if (!valid(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[TILE]);
-    struct cuda_kernel_request list[NUM_KERNELS];
-    const struct cuda_kernel *kernels[NUM_KERNELS], **last = kernels + make_requests(plan, p, list) - 1;
+    const int32_t *x = plan->parameters;
+    params->mask_group = (int32_t)attention->mask.group;
+    params->bias_group = (int32_t)attention->bias.group;
+    gpu_fill_forward(attention, &params->in);
+    if (x[NUM_SPLITS] > 1)
+        splits_fill(p, x[NUM_SPLITS], workspace + parts_offset(&tiles[x[TILE]], x[SCHEDULER], x[COPIES], p),
+                    &params->in);
+    *whole = params->in;
+    params->in.heads /= x[PACKED_HEADS];
+    params->in.group /= x[PACKED_HEADS];
+    return make_maps(plan, attention, params);
+}
+
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const int32_t *x = plan->parameters, copies = x[COPIES];
     struct attention own;
-    fdm_status status = cuda_kernels_get(plan->device.index, list, (int32_t)(last - kernels) + 1, kernels);
-    if (status || (status = hopper_copies_before(*last, attention, copies,
-                                                 (char *)workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p),
-                                                 stream, &own)))
-        return status;
+    struct gpu_forward_params whole = {0};
     struct hopper_forward_params params = {
-        .items_begun = workspace,
+        .items_begun = (int32_t *)(void *)l->workspace,
         .row_blocks = (int32_t)hopper_row_blocks(p, x[PACKED_HEADS], plan->block_m),
         .items = (int32_t)(hopper_all_blocks(p, x[PACKED_HEADS], plan->block_m) * x[NUM_SPLITS]),
+        .gathers = x[GATHER] != 0,
         .mask_batches = (int32_t)p->mask_shape[0],
-        .bias_batches = (int32_t)p->bias_shape[0],
-        .mask_group = (int32_t)attention->mask.group,
-        .bias_group = (int32_t)attention->bias.group};
-    gpu_fill_forward(&own, &params.in);
-    if (x[NUM_SPLITS] > 1)
-        splits_fill(p, x[NUM_SPLITS], (char *)workspace + parts_offset(&tiles[x[TILE]], x[SCHEDULER], copies, p),
-                    &params.in);
-    const struct gpu_forward_params combined = params.in;
-    params.in.heads /= x[PACKED_HEADS];
-    params.in.group /= x[PACKED_HEADS];
-    if ((status = make_maps(plan, &own, &params)))
-        return status;
-    if (ranged(p)) {
-        if ((status = tile_plan_launch(plan->device.index, kernels[OTHERS], p, &params.in, (struct tile_plan_order){0},
-                                       workspace, stream, &params.plan)))
-            return status;
-        params.gathers = x[GATHER] != 0;
-        params.items_begun = workspace;
-    } else if (gpu_masks_blocks(p) &&
-               (status = gpu_block_mask_launch(kernels + OTHERS, p, plan->block_m, plan->block_n,
-                                               (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
-        return status;
-    status = hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, x[SCHEDULER], x[NUM_SMS], params.items,
-                                 ranged(p) ? NULL : workspace, &params, sizeof params, stream);
+        .bias_batches = (int32_t)p->bias_shape[0]};
+    const int32_t copy_kernel =
+        hopper_copies_before(l, copies, l->workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p), &own);
+    fdm_status status = l->attention ? fill_params(plan, &own, l->workspace, &params, &whole) : FDM_OK;
+    if (ranged(p))
+        tile_plan_add(l, &params.in, (struct tile_plan_order){0}, l->workspace, &params.plan);
+    else if (gpu_masks_blocks(p))
+        gpu_block_mask_add(l, plan->block_m, plan->block_n, l->workspace + HOPPER_COUNT_BYTES, &params.in);
+    make_request(plan, p, gpu_add_kernel(l));
+    hopper_add_items(l, x[SCHEDULER], x[NUM_SMS], params.items, ranged(p) ? NULL : l->workspace, &params,
+                     sizeof params);
     if (!status && x[GATHER])
-        status = hopper_gather_scattered(plan, kernels[SCATTERED], &own, x[GATHER], x[NUM_SMS], &params.plan,
-                                         (int32_t *)workspace + 1, stream);
-    if (!status && x[NUM_SPLITS] > 1)
-        status = combine_splits_launch(kernels[OTHERS], p, 0, &combined, stream);
-    return status ? status : hopper_copies_after(*last, attention, copies, &own, stream);
+        status = hopper_gather_add(l, l->attention ? &own : NULL, x[GATHER], x[NUM_SMS], &params.plan,
+                                   params.items_begun + 1);
+    if (x[NUM_SPLITS] > 1)
+        combine_splits_add(l, 0, &whole);
+    hopper_copies_after(l, copy_kernel, copies, &own);
+    return status;
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
@@ -517,6 +490,6 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .passed_over = passed_over,
     .fill = fill,
     .scheduler = scheduler,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/hopper/forward/hopper_gather_launch.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/pipeline/hopper_items.h"
@@ -162,32 +161,27 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= hopper_count_bytes(x[SCHEDULER]);
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
-    if (!valid(plan, &plan->problem))
-        return 0;
-    make_request(&plan->problem, plan->parameters[TILE], plan->parameters[SCHEDULER], list);
-    return 1;
-}
-
-/* heads: NULL: all of them. */
-static fdm_status launch(const fdm_plan *plan, const struct cuda_kernel *kernel, const struct attention *attention,
-                         int32_t tile, int32_t order, int32_t num_sms, const struct tile_plan *heads,
-                         int32_t *items_begun, void *stream) {
-    const fdm_problem *p = attention->problem;
+/* attention: NULL where kernels alone are asked. heads: NULL: all of them. */
+static fdm_status add(struct gpu_launches *l, const struct attention *attention, int32_t tile, int32_t order,
+                      int32_t num_sms, const struct tile_plan *heads, int32_t *items_begun) {
+    const fdm_problem *p = l->problem;
     const int32_t block_m = 64 * tiles[tile].warpgroups;
-    const struct cuda_tensor_layout layout =
-        tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, block_m);
     struct hopper_gather_params params = {.items_begun = items_begun,
                                           .row_blocks = (int32_t)hopper_row_blocks(p, 1, block_m),
                                           .items = (int32_t)hopper_all_blocks(p, 1, block_m),
                                           .picks = heads != NULL};
-    gpu_fill_forward(attention, &params.in);
+    fdm_status status = FDM_OK;
     if (heads)
         params.plan = *heads;
-    const fdm_status status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map);
-    return status ? status
-                  : hopper_launch_items(plan, kernel, 128 * (tiles[tile].warpgroups + 1), order, num_sms, params.items,
-                                        heads ? NULL : items_begun, &params, sizeof params, stream);
+    if (attention) {
+        const struct cuda_tensor_layout layout =
+            tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, block_m);
+        gpu_fill_forward(attention, &params.in);
+        status = cuda_tensor_maps_make(l->device, &layout, 1, &params.q_map);
+    }
+    make_request(p, tile, order, gpu_add_kernel(l));
+    hopper_add_items(l, order, num_sms, params.items, heads ? NULL : items_begun, &params, sizeof params);
+    return status;
 }
 
 int32_t hopper_gather_tile(const fdm_device *device, const fdm_problem *p) {
@@ -198,27 +192,14 @@ int hopper_gather_takes(const fdm_problem *p, int32_t tile) {
     return tile > 0 && tile <= NUM_TILES && padded(p->head_dim) <= tiles[tile - 1].head_dim_max &&
            padded(p->head_dim_v) <= tiles[tile - 1].head_dim_max;
 }
-void hopper_gather_request(const fdm_problem *p, int32_t tile, struct cuda_kernel_request *request) {
-    make_request(p, tile - 1, tiles[tile - 1].scheduler, request);
-}
-fdm_status hopper_gather_scattered(const fdm_plan *plan, const struct cuda_kernel *kernel,
-                                   const struct attention *attention, int32_t tile, int32_t num_sms,
-                                   const struct tile_plan *heads, int32_t *items_begun, void *stream) {
-    return launch(plan, kernel, attention, tile - 1, tiles[tile - 1].scheduler, num_sms, heads, items_begun, stream);
+fdm_status hopper_gather_add(struct gpu_launches *l, const struct attention *attention, int32_t tile, int32_t num_sms,
+                             const struct tile_plan *heads, int32_t *items_begun) {
+    return add(l, attention, tile - 1, tiles[tile - 1].scheduler, num_sms, heads, items_begun);
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    if (!valid(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[TILE]);
-    struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const int32_t *x = plan->parameters;
-    make_request(p, x[TILE], x[SCHEDULER], &request);
-    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
-    return status ? status
-                  : launch(plan, kernel, attention, x[TILE], x[SCHEDULER], x[NUM_SMS], NULL, workspace, stream);
+    return add(l, l->attention, x[TILE], x[SCHEDULER], x[NUM_SMS], NULL, (int32_t *)(void *)l->workspace);
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
@@ -234,6 +215,6 @@ const struct gpu_algorithm hopper_gather_algorithm = {
     .passed_over = passed_over,
     .fill = fill,
     .scheduler = scheduler,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

@@ -9,10 +9,9 @@
 int32_t hopper_gather_tile(const fdm_device *device, const fdm_problem *problem);
 /* Whether there is such a tile, and it is wide enough. */
 int hopper_gather_takes(const fdm_problem *problem, int32_t tile);
-void hopper_gather_request(const fdm_problem *problem, int32_t tile, struct cuda_kernel_request *request);
-/* Runs the heads whose keys lie scattered. items_begun: 0 when the kernel begins. */
-fdm_status hopper_gather_scattered(const fdm_plan *plan, const struct cuda_kernel *kernel,
-                                   const struct attention *attention, int32_t tile, int32_t num_sms,
-                                   const struct tile_plan *heads, int32_t *items_begun, void *stream);
+/* Adds the kernel for the heads whose keys lie scattered. attention: NULL where kernels alone are asked. items_begun: 0
+ * when the kernel begins. */
+fdm_status hopper_gather_add(struct gpu_launches *launches, const struct attention *attention, int32_t tile,
+                             int32_t num_sms, const struct tile_plan *heads, int32_t *items_begun);
 
 #endif

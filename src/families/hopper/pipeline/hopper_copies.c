@@ -96,14 +96,18 @@ static struct copy_rows_matrix matrix_of(const fdm_problem *p, const struct copi
                                      .to_columns = (int32_t)to_columns};
 }
 
-fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
-                                void *workspace, void *stream, struct attention *replaced) {
-    const fdm_problem *p = attention->problem;
+int32_t hopper_copies_before(struct gpu_launches *l, int32_t copies, void *workspace, struct attention *replaced) {
+    const fdm_problem *p = l->problem;
+    const int32_t kernel = l->num_kernels;
     struct copy_rows_matrix matrices[COPY_ROWS_MATRICES];
     struct copied of[NUM_COPIED];
     char *to = workspace;
     int32_t count = 0;
-    *replaced = *attention;
+    if (copies)
+        copy_rows_request(gpu_add_kernel(l));
+    if (!l->attention)
+        return kernel;
+    *replaced = *l->attention;
     list(p, replaced, of);
     for (int n = 0; n < NUM_COPIED; n++) {
         const struct matrix_view own = *of[n].view;
@@ -115,16 +119,18 @@ fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct a
             matrices[count++] = matrix_of(p, &of[n], &own, of[n].view, row_elements(of[n].columns));
         to += bytes_of(p, &of[n]);
     }
-    return count ? copy_rows_launch(kernel, matrices, count, stream) : FDM_OK;
+    copy_rows_add(l, kernel, matrices, count);
+    return kernel;
 }
 
-fdm_status hopper_copies_after(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
-                               const struct attention *replaced, void *stream) {
-    struct attention own = *attention;
+void hopper_copies_after(struct gpu_launches *l, int32_t kernel, int32_t copies, const struct attention *replaced) {
+    if (!l->attention || !(copies & HOPPER_COPY_Q))
+        return;
+    struct attention own = *l->attention;
     struct copied of[NUM_COPIED];
-    list(attention->problem, &own, of);
+    list(l->problem, &own, of);
     struct copy_rows_matrix out =
-        matrix_of(attention->problem, &of[COPY_OUT], &replaced->out, &attention->out, attention->problem->head_dim_v);
+        matrix_of(l->problem, &of[COPY_OUT], &replaced->out, &l->attention->out, l->problem->head_dim_v);
     out.columns = (int32_t)row_elements(out.columns); /* rows of the workspace end with whole chunks */
-    return copies & HOPPER_COPY_Q ? copy_rows_launch(kernel, &out, 1, stream) : FDM_OK;
+    copy_rows_add(l, kernel, &out, 1);
 }

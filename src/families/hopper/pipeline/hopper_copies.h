@@ -16,12 +16,13 @@ int32_t hopper_copies_that_pay(const fdm_problem *problem, int32_t block_m);
 int32_t hopper_copies_possible(const fdm_problem *problem);
 
 int64_t hopper_copies_bytes(const fdm_problem *problem, int32_t copies);
-/* `attention` with its matrices replaced by those in `workspace` that `copies` names, after the launch that fills them;
- * matrices that already begin at memory sectors stay, but where all are copied. */
-fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
-                                void *workspace, void *stream, struct attention *replaced);
+/* The call's tensors with the matrices that `copies` names replaced by those in `workspace`, behind a launch that fills
+ * them; matrices that already begin at memory sectors stay, but where all are copied. Returns the index of the copies'
+ * kernel. */
+int32_t hopper_copies_before(struct gpu_launches *launches, int32_t copies, void *workspace,
+                             struct attention *replaced);
 /* The output, where it was copied, to the caller's. */
-fdm_status hopper_copies_after(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
-                               const struct attention *replaced, void *stream);
+void hopper_copies_after(struct gpu_launches *launches, int32_t kernel, int32_t copies,
+                         const struct attention *replaced);
 
 #endif

@@ -16,19 +16,12 @@ double hopper_pairs(const fdm_problem *p) {
 
 int64_t hopper_count_bytes(int32_t order) { return order == ITEMS_DYNAMIC ? HOPPER_COUNT_BYTES : 0; }
 
-fdm_status hopper_launch_items(const fdm_plan *plan, const struct cuda_kernel *kernel, int32_t threads, int32_t order,
-                               int32_t num_sms, int32_t items, void *items_begun, const void *params, size_t bytes,
-                               void *stream) {
-    const fdm_status status = order == ITEMS_DYNAMIC && items_begun
-                                  ? cuda_memory_fill_async(plan->device.index, items_begun, 0, sizeof(int32_t), stream)
-                                  : FDM_OK;
-    const struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)(order == ITEMS_LONGEST || items < num_sms ? items : num_sms), 1, 1},
-        .threads = (uint32_t)threads,
-        .programmatic_launch = items_begun == NULL,
-        .stream = stream,
-        .arguments = params,
-        .arguments_bytes = bytes};
-    return status ? status : cuda_launch(&launch);
+void hopper_add_items(struct gpu_launches *l, int32_t order, int32_t num_sms, int32_t items, void *items_begun,
+                      const void *params, size_t bytes) {
+    gpu_add_launch(l, (struct gpu_launch){.grid = {order == ITEMS_LONGEST || items < num_sms ? items : num_sms},
+                                          .early = items_begun == NULL,
+                                          .params = params,
+                                          .params_bytes = bytes,
+                                          .zeros = items_begun,
+                                          .zero_bytes = order == ITEMS_DYNAMIC && items_begun ? sizeof(int32_t) : 0});
 }

@@ -16,11 +16,10 @@ double hopper_pairs(const fdm_problem *problem);
 enum { HOPPER_COUNT_BYTES = 64 };
 int64_t hopper_count_bytes(int32_t order);
 
-/* One launch over `items` in an order, by at most num_sms blocks where blocks take several. items_begun: where
- * `params`, of `bytes` bytes, say that it is, and is set to 0; NULL: it is 0 when the kernel ahead in the stream has
- * ended, and this one may begin before that. */
-fdm_status hopper_launch_items(const fdm_plan *plan, const struct cuda_kernel *kernel, int32_t threads, int32_t order,
-                               int32_t num_sms, int32_t items, void *items_begun, const void *params, size_t bytes,
-                               void *stream);
+/* One launch of the kernel that was added last over `items` in an order, by at most num_sms blocks where blocks take
+ * several. items_begun: where `params`, of `bytes` bytes, say that it is, and is set to 0; NULL: it is 0 when the
+ * kernel ahead in the stream has ended, and this one may begin before that. */
+void hopper_add_items(struct gpu_launches *launches, int32_t order, int32_t num_sms, int32_t items, void *items_begun,
+                      const void *params, size_t bytes);
 
 #endif

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "families/mma/backward/mma_rules.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
@@ -256,21 +255,13 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, const struc
     request->spill_bytes_max = MMA_BACKWARD_SPILL_BYTES_MAX;
 }
 
-/* The family's kernel between those around it. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    const struct gpu_backward_needs needs = needs_of(plan, p);
-    const int32_t before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, requests);
-    main_request(plan, p, &needs, &requests[before]);
-    return before + 1 + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, &requests[before + 1]);
-}
-
 static int overlays(const fdm_plan *plan, const fdm_problem *p) {
     return mma_backward_overlays(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers, (int32_t)p->head_dim,
                                  (int32_t)p->head_dim_v);
 }
 
 /* A plan may come from a file: its tile must be its code's, and its workspace what the kernel takes. */
-static int validate(const fdm_plan *plan, const fdm_problem *p) {
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t v_in_registers = plan->v_in_registers;
     const struct mma_backward_extras with = {plan->parameters[PAIRED] != 0, plan->parameters[DS_BUFFERS],
                                              plan->parameters[RING]};
@@ -291,10 +282,6 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
                    plan->shared_bytes == bytes_with(plan, p, with) && plan->workspace_bytes >= workspace_bytes(plan, p);
     }
     return 0;
-}
-
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
 }
 
 /* What TMA knows of q or dout: panels of a stage's rows. */
@@ -326,30 +313,20 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
     return status;
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
-    struct mma_backward_params params;
-    if (!validate(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
-    if (status)
-        return status;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    const int32_t before = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
-    gpu_backward_fill(attention, &needs, workspace, &params.shared);
-    params.heads_in_turn = plan->parameters[IN_TURN] > 1 ? (uint32_t)plan->parameters[IN_TURN] : 1;
-    if (plan->parameters[TMA] && p->batch * p->seqlen_q > 0)
-        status = make_maps(plan->device.index, attention, &needs, &params);
-    if (!status)
-        status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.shared, stream);
-    if (!status)
-        status = gpu_backward_launch(kernels[before], tiles_of(p->seqlen_k, plan->block_n),
-                                     p->heads_kv * plan->parameters[GROUP_PARTS], p->batch,
-                                     (uint32_t)threads_of(plan, p), &params.shared, sizeof params, stream);
-    if (!status)
-        status = gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + before + 1, p, &needs, &params.shared, stream);
+    const int32_t in_turn = plan->parameters[IN_TURN];
+    struct mma_backward_params params = {.heads_in_turn = in_turn > 1 ? (uint32_t)in_turn : 1};
+    fdm_status status = FDM_OK;
+    gpu_backward_fill(l, &needs, &params.shared);
+    if (l->attention && plan->parameters[TMA] && p->batch * p->seqlen_q > 0)
+        status = make_maps(l->device, l->attention, &needs, &params);
+    gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.shared);
+    main_request(plan, p, &needs, gpu_add_kernel(l));
+    gpu_backward_add_grid(l, tiles_of(p->seqlen_k, plan->block_n), p->heads_kv * plan->parameters[GROUP_PARTS],
+                          p->batch, &params.shared, sizeof params);
+    gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params.shared);
     return status;
 }
 
@@ -362,6 +339,6 @@ const struct gpu_algorithm mma_backward_algorithm = {
     .fill = fill,
     .has_code = has_code,
     .fill_code = fill_code,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

@@ -470,7 +470,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     return 1;
 }
 
-static int validate(const fdm_plan *plan, const fdm_problem *p) {
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const struct tile t = tile_of_plan(plan);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
@@ -486,64 +486,44 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
            plan->block_m == 16 * t.row_groups && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
-enum { DECODE, COMBINE, NUM_KERNELS };
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const struct tile t = tile_of_plan(plan);
-    gpu_set_problem_constants(&requests[DECODE], p,
-                              GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
-                                  GPU_ALIKE_POSITIVE_SCALE);
-    GPU_ADD_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
+    gpu_set_problem_constants(
+        request, p, GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
                       .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups, .STAGES = stages,
                       .MASK_PER_ROW = mask_constant(p, stages), .INTERVALS_PER_ROW = intervals_constant(p, stages),
                       .ORDERED = plan->parameters[ORDERED], .MERGE = merge, .SPLIT_RULE = split_rule(p));
-    requests[DECODE].file = "families/mma/decode/mma_decode.cu";
-    requests[DECODE].entry = "mma_decode";
-    requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);
-    requests[DECODE].threads = 32 * t.warps;
+    request->file = "families/mma/decode/mma_decode.cu";
+    request->entry = "mma_decode";
+    request->shared_bytes = shared_bytes(p, t, stages, merge);
+    request->threads = 32 * t.warps;
     /* Compiled for 12.0, a bias and intervals of packed float32 sequences together put 8 bytes aside. */
-    requests[DECODE].spill_bytes_max = is_float32(p) && p->varlen && p->has_bias && p->has_intervals ? 8 : 0;
-    requests[DECODE].cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
-    if (merge != MMA_MERGE_WORKSPACE)
-        return 1;
-    combine_splits_request(p, &requests[COMBINE]);
-    return 2;
+    request->spill_bytes_max = is_float32(p) && p->varlen && p->has_bias && p->has_intervals ? 8 : 0;
+    request->cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
-}
-
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    if (!validate(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's splits, stages or workspace are not its kernel's");
-    if (splits_rows(p) == 0)
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
+    const int32_t splits = plan->parameters[SPLITS], merge = plan->parameters[MERGE];
+    struct gpu_forward_params params = {0};
+    if (splits_rows(p) == 0 && l->attention)
         return FDM_OK;
-    struct cuda_kernel_request wanted[NUM_KERNELS];
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[SPLITS],
-                  merge = plan->parameters[MERGE];
-    fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
-    if (status)
-        return status;
-    struct gpu_forward_params arguments;
-    gpu_fill_forward(attention, &arguments);
-    arguments.num_splits = splits;
+    if (l->attention)
+        gpu_fill_forward(l->attention, &params);
+    params.num_splits = splits;
     if (merge == MMA_MERGE_WORKSPACE)
-        splits_fill(p, splits, workspace, &arguments);
-    struct cuda_launch launch = {.kernel = kernels[DECODE],
-                                 .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
-                                 .threads = (uint32_t)wanted[DECODE].threads,
-                                 .cluster = merge == MMA_MERGE_CLUSTER ? (uint32_t)splits : 1,
-                                 .programmatic_launch = plan->parameters[EARLY],
-                                 .stream = stream,
-                                 .arguments = &arguments,
-                                 .arguments_bytes = sizeof arguments};
-    status = cuda_launch(&launch);
-    if (status || merge != MMA_MERGE_WORKSPACE)
-        return status;
-    return combine_splits_launch(kernels[COMBINE], p, plan->parameters[EARLY], &arguments, stream);
+        splits_fill(p, splits, l->workspace, &params);
+    decode_request(plan, p, gpu_add_kernel(l));
+    gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits)},
+                                          .cluster = merge == MMA_MERGE_CLUSTER ? splits : 1,
+                                          .early = plan->parameters[EARLY],
+                                          .params = &params,
+                                          .params_bytes = sizeof params});
+    if (merge == MMA_MERGE_WORKSPACE)
+        combine_splits_add(l, plan->parameters[EARLY], &params);
+    return FDM_OK;
 }
 
 const struct gpu_algorithm mma_decode_algorithm = {
@@ -557,6 +537,6 @@ const struct gpu_algorithm mma_decode_algorithm = {
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

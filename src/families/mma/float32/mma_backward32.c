@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
@@ -135,18 +134,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
     request->threads = 32 * t->warps;
 }
 
-/* The family's kernels between those around them. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
-    const struct gpu_backward_needs needs = needs_of(t, p);
-    int32_t count = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, requests);
-    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
-        if (gradients_of(p, kernel))
-            main_request(t, p, kernel, &requests[count++]);
-    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, &requests[count]);
-}
-
-static int validate(const fdm_plan *plan, const fdm_problem *p) {
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[TILE];
     if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
         p->head_dim_v > tiles[tile].head_dim_max)
@@ -157,36 +145,22 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
-}
-
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
-    struct gpu_backward_params params;
-    if (!validate(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[TILE]);
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
-    if (status)
-        return status;
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct tile *t = &tiles[plan->parameters[TILE]];
     const struct gpu_backward_needs needs = needs_of(t, p);
-    const int32_t own = own_of(t);
-    int32_t next = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
-    gpu_backward_fill(attention, &needs, workspace, &params);
-    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params, stream);
-    for (int32_t kernel = 0; kernel < NUM_KERNELS && !status; kernel++)
-        if (gradients_of(p, kernel))
-            status =
-                gpu_backward_launch(kernels[next++], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
-                                    kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps),
-                                    &params, sizeof params, stream);
-    if (!status)
-        status = gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params, stream);
-    return status;
+    struct gpu_backward_params params;
+    gpu_backward_fill(l, &needs, &params);
+    gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++) {
+        if (!gradients_of(p, kernel))
+            continue;
+        main_request(t, p, kernel, gpu_add_kernel(l));
+        gpu_backward_add_grid(l, gpu_ceil_div(kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k, own_of(t)),
+                              kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, &params, sizeof params);
+    }
+    gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params);
+    return FDM_OK;
 }
 
 const struct gpu_algorithm mma_backward32_algorithm = {
@@ -197,6 +171,6 @@ const struct gpu_algorithm mma_backward32_algorithm = {
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/mma/mma_family.h"
 #include "gpu/block_mask.h"
 
@@ -206,35 +205,21 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->spill_bytes_max = t->scoring == BARE && t->block_n == 32 && gpu_bounded(p) ? 80 : 0;
 }
 
-static int validate(const fdm_plan *plan, const fdm_problem *p) {
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[TILE];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
            plan->block_n == tiles[tile].block_n && plan->shared_bytes == shared_bytes(&tiles[tile], p) &&
            mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
-/* The forward's kernel, and those of the block mask. */
-enum { FORWARD, BLOCK_MASK, NUM_KERNELS = BLOCK_MASK + GPU_BLOCK_MASK_KERNELS };
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    forward_request(&tiles[plan->parameters[TILE]], p, &requests[FORWARD]);
-    return has_block_mask(p) ? 1 + gpu_block_mask_requests(p, &requests[BLOCK_MASK]) : 1;
-}
-
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    const fdm_problem *p = &plan->problem;
-    return validate(plan, p) ? make_requests(plan, p, requests) : 0;
-}
-
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    if (!validate(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[TILE]);
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
-    struct cuda_kernel_request list[NUM_KERNELS];
-    const int32_t count = make_requests(plan, p, list);
-    return gpu_forward_launch(plan, attention, list, count, blocks, 1, workspace, stream);
+    struct cuda_kernel_request request;
+    forward_request(t, p, &request);
+    gpu_add_forward(l, plan, &request, has_block_mask(p), gpu_ceil_div(p->seqlen_q, block_m(t)) * p->batch * p->heads,
+                    1);
+    return FDM_OK;
 }
 
 const struct gpu_algorithm mma_forward_algorithm = {
@@ -246,6 +231,6 @@ const struct gpu_algorithm mma_forward_algorithm = {
     .writes_lse_low = 1,
     .refusal = refusal,
     .fill = fill,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

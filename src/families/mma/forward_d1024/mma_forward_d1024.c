@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "families/mma/mma_family.h"
 
 enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
@@ -186,22 +185,12 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->block_n == t->block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages);
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    if (!valid(plan, &plan->problem))
-        return 0;
-    request_of(plan, &plan->problem, requests);
-    return 1;
-}
-
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    struct cuda_kernel_request request;
-    if (!valid(plan, attention->problem))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or its %d stages are not its kernel's",
-                         plan->parameters[TILE], plan->stages);
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    request_of(plan, attention->problem, &request);
-    return gpu_forward_launch(plan, attention, &request, 1, grid_of(t, attention->problem), t->cluster, workspace,
-                              stream);
+    struct cuda_kernel_request request;
+    request_of(plan, l->problem, &request);
+    gpu_add_forward(l, plan, &request, 0, grid_of(t, l->problem), t->cluster);
+    return FDM_OK;
 }
 
 const struct gpu_algorithm mma_forward_d1024_algorithm = {
@@ -213,6 +202,6 @@ const struct gpu_algorithm mma_forward_d1024_algorithm = {
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,
-    .requests = requests,
-    .execute = execute,
+    .valid = valid,
+    .launch = launch,
 };

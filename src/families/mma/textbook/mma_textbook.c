@@ -168,7 +168,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
 
 /* ---- execution ---- */
 
-static int validate(const fdm_plan *plan, const fdm_problem *p) {
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t algorithm = plan->parameters[ALGORITHM], variant = plan->parameters[VARIANT];
     if (algorithm < 0 || algorithm >= NUM_ALGORITHMS || variant < 0 || variant >= NUM_VARIANTS ||
         strcmp(plan->kernel + strlen("mma."), algorithms[algorithm].name) != 0)
@@ -195,25 +195,17 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     request->threads = 32 * MMA_TEXTBOOK_WARPS;
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    if (!validate(plan, &plan->problem))
-        return 0;
-    request_of(plan, &plan->problem, requests);
-    return 1;
-}
-
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    if (!validate(plan, p))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a textbook kernel");
+static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
+    const fdm_problem *p = l->problem;
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
-    if (s.out_blocks > 1 && attention->out.data == attention->q.data)
+    if (l->attention && s.out_blocks > 1 && l->attention->out.data == l->attention->q.data)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "out takes the place of q, but of these head dims %d blocks of %s share the rows of q",
                          s.out_blocks, plan->kernel);
     struct cuda_kernel_request request;
     request_of(plan, p, &request);
-    return gpu_forward_launch(plan, attention, &request, 1, grid_of(&s, p), 1, workspace, stream);
+    gpu_add_forward(l, plan, &request, 0, grid_of(&s, p), 1);
+    return FDM_OK;
 }
 
 /* ---- the rows ---- */
@@ -223,7 +215,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     {                                                                                                            \
         .info = {kernel_name, description, FDM_FORWARD}, .parameters = PLAN_PARAMETERS(MMA_TEXTBOOK_PARAMETERS), \
         .features = GPU_FEATURE_CAUSAL, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of,              \
-        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                \
+        .has_code = has_code_of, .fill_code = fill_code, .valid = valid, .launch = launch                        \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
