@@ -12,18 +12,19 @@ enum { HEAD_DIM_MAX = 1024 };
  * the larger of D and Dv. A slice of 128 columns asks that padding to them costs nothing. */
 struct tile {
     int32_t head_dim_max;
+    int32_t extras_max; /* how many of mask, bias, intervals of both kinds, softcap and packed sequences there may be */
     int32_t own, slice, kept;
     int32_t stages_min, stages_max;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {512, 64, 128, 2, 3, 4, "slices of 128 columns cost half as many barriers as of 64"},
-    {512, 64, 64, 2, 3, 6, "what is owned stays in shared memory"},
-    {512, 64, 64, 1, 3, 6, "one own matrix stays in shared memory"},
-    {512, 64, 64, 0, 3, 4, "fits 99 KB"},
-    {1024, 32, 64, 2, 3, 4, "the sums of 32 rows or keys fill the registers"},
-    {1024, 32, 64, 1, 3, 4, "fits 163 KB"},
-    {1024, 32, 64, 0, 3, 3, "fits 99 KB"},
+    {512, 0, 64, 128, 2, 3, 4, "slices of 128 columns cost half as many barriers as of 64"},
+    {512, 6, 64, 64, 2, 3, 6, "what is owned stays in shared memory"},
+    {512, 6, 64, 64, 1, 3, 6, "one own matrix stays in shared memory"},
+    {512, 6, 64, 64, 0, 3, 4, "fits 99 KB"},
+    {1024, 6, 32, 64, 2, 3, 4, "the sums of 32 rows or keys fill the registers"},
+    {1024, 6, 32, 64, 1, 3, 4, "fits 163 KB"},
+    {1024, 6, 32, 64, 0, 3, 3, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 enum { MMA_BACKWARD_D1024_PARAMETERS(PLAN_PARAMETER) };
@@ -52,12 +53,15 @@ static int32_t stages_of(const struct tile *t, const fdm_device *device, const f
     return stages;
 }
 
-static int takes_head_dims(const struct tile *t, const fdm_problem *p) {
-    return widest_of(p) <= t->head_dim_max &&
+/* Head dims that the tile's sums have room for, and features for which there are registers beside them. */
+static int takes(const struct tile *t, const fdm_problem *p) {
+    const int32_t extras =
+        p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0) + p->varlen;
+    return widest_of(p) <= t->head_dim_max && extras <= t->extras_max &&
            (t->slice == 64 || (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
 }
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return takes_head_dims(t, p) && stages_of(t, device, p) >= t->stages_min;
+    return takes(t, p) && stages_of(t, device, p) >= t->stages_min;
 }
 
 /* The block mask's tiles: of rows and of keys alike, whoever owns what. */
@@ -150,7 +154,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t number = plan->parameters[TILE];
-    if (number < 0 || number >= NUM_TILES || !takes_head_dims(&tiles[number], p))
+    if (number < 0 || number >= NUM_TILES || !takes(&tiles[number], p))
         return 0;
     const struct tile *t = &tiles[number];
     const struct gpu_backward_needs needs = needs_of(t, p);
