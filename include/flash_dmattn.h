@@ -324,7 +324,7 @@ typedef struct fdm_options {
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
     int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
     int64_t tune; /* fdm_tune_wish; a call that is deterministic or forces a kernel or family looks at no kept choice */
-    int64_t add_dkv;   /* backward: 1: dk and dv, float32 or float64, are added to what is there. CPU only */
+    int64_t add_dkv;   /* backward: 1: dk and dv, float32 or float64, are added to what is there */
     int64_t sm_margin; /* CUDA: multiprocessors that a plan leaves to others, such as a copy; at least one stays */
     /* forward, all three: how far bits of a row depend on the rest of the call, and into how many parts keys are split.
      * A kernel that cannot have them refuses. */

@@ -20,14 +20,15 @@
 #define GPU_DBIAS_ROWS 4
 
 /* Of backward_rows.cu and backward_dbias.cu. */
-#define BACKWARD_ROWS_CONSTANTS(X)                                                     \
-    X(HEAD_DIM)   /* of q and k, as the family's kernels pad it */                     \
-    X(HEAD_DIM_V) /* of v, out and dout */                                             \
-    X(ROW_STEP)   /* rows of the workspace's arrays for a sequence are multiples of */ \
-    X(NEEDS_DQ)   /* 1: dQ is summed in the workspace */                               \
-    X(NO_ZEROS)   /* 1: the first that adds to a row of dQ stores */                   \
-    X(SINKS)      /* 1: heads have sinks */                                            \
-    X(FOLDED)     /* the grid has one dimension: there are more heads or batches than 65535 */
+#define BACKWARD_ROWS_CONSTANTS(X)                                                             \
+    X(HEAD_DIM)   /* of q and k, as the family's kernels pad it */                             \
+    X(HEAD_DIM_V) /* of v, out and dout */                                                     \
+    X(ROW_STEP)   /* rows of the workspace's arrays for a sequence are multiples of */         \
+    X(NEEDS_DQ)   /* 1: dQ is summed in the workspace */                                       \
+    X(NO_ZEROS)   /* 1: the first that adds to a row of dQ stores */                           \
+    X(SINKS)      /* 1: heads have sinks */                                                    \
+    X(FOLDED)     /* the grid has one dimension: there are more heads or batches than 65535 */ \
+    X(WIDE_DKV)   /* combine: 1: dK and dV are float32 beside 16 bits; 2: and are added to what is there */
 
 /* Warps of a block of backward_rows.cu, with 16 rows each, of backward_dbias.cu and backward_dsink.cu. */
 #define BACKWARD_ROWS_WARPS  4

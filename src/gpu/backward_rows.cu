@@ -348,8 +348,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 
 #if DTYPE != GPU_FLOAT32
-/* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one
- * of them. Grid: x keys times columns, y KV heads. */
+/* Columns of a row of float32. */
+[[maybe_unused]] __device__ __forceinline__ void store_wide(float *to, const float (&sum)[8], float factor, int count) {
+#    pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count)
+            to[e] = sum[e] * factor + (WIDE_DKV == 2 ? to[e] : 0.0f);
+}
+
+/* dK and dV of a KV head whose sums are in the workspace: those of a group's parts are added in order. A thread has 8
+ * columns of one key of one of them. Grid: x keys times columns, y KV heads. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_combine(const __grid_constant__ struct gpu_backward_params a) {
     griddepcontrol_wait();
@@ -375,10 +383,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         sum[4] += y.x, sum[5] += y.y, sum[6] += y.z, sum[7] += y.w;
     }
     const float factor = of_k ? a.in.scale : 1.0f;
+    const int64_t at = batch * to.batch + key * to.row + GRID_HEAD * to.head + chunk * 8;
+    if (WIDE_DKV) {
+        store_wide((float *)to.data + at, sum, factor, count);
+        return;
+    }
     uint32_t word[4];
 #    pragma unroll
     for (int e = 0; e < 4; e++)
         word[e] = pack(sum[2 * e] * factor, sum[2 * e + 1] * factor);
-    store_words(to.data + (batch * to.batch + key * to.row + GRID_HEAD * to.head) * 2 + chunk * 16, word, count);
+    store_words(to.data + at * 2, word, count);
 }
 #endif

@@ -29,9 +29,13 @@ int gpu_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads 
 
 /* Bounds of what the launches have: backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
  * least, backward_combine a row of dK and dV of up to 512 columns, backward_dbias a warp for each element. */
-const char *gpu_backward_refusal(const fdm_problem *p) {
-    if (p->dkv_float32 || p->add_dkv)
+int gpu_backward_leaves_sums(const fdm_problem *p, int32_t group_parts) { return group_parts > 1 || p->dkv_float32; }
+
+const char *gpu_backward_refusal(const fdm_problem *p, int leaves_sums) {
+    if ((p->dkv_float32 && !leaves_sums) || (p->add_dkv && !p->dkv_float32))
         return "dk and dv have q's dtype, and are not added to";
+    if (p->dkv_float32 && p->varlen)
+        return "dk and dv of packed sequences have q's dtype";
     const double heads = (double)p->batch * (double)p->heads, blocks_max = INT32_MAX;
     const double keys = p->varlen ? (double)p->total_k : (double)p->batch * (double)p->seqlen_k;
     const int64_t *shape = p->bias_shape;
@@ -98,7 +102,8 @@ static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_nee
     l.dbias = put(&l, 4 * l.dbias_count);
     l.dbias_semaphores = l.dbias + 4 * dbias_sums;
     l.key_rows = p->varlen ? p->total_k : p->batch * p->seqlen_k;
-    const int64_t parts = needs->group_parts > 1 ? needs->group_parts * p->heads_kv * l.key_rows : 0;
+    const int64_t group_parts = needs->group_parts > 1 ? needs->group_parts : 1;
+    const int64_t parts = gpu_backward_leaves_sums(p, needs->group_parts) ? group_parts * p->heads_kv * l.key_rows : 0;
     l.dk = put(&l, 4 * parts * needs->head_dim);
     l.dv = put(&l, 4 * parts * needs->head_dim_v);
     l.block_mask = put(&l, gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, needs->block_m, needs->block_n) : 0);
@@ -211,7 +216,7 @@ static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backwar
     case BLOCK_MASK: return gpu_masks_blocks(p);
     case BLOCK_ORDER: return needs->order_block_n > 0;
     case ORDER: return needs->orders_keys;
-    case COMBINE: return needs->group_parts > 1;
+    case COMBINE: return gpu_backward_leaves_sums(p, needs->group_parts);
     case FINISH: return needs->sums_dq;
     case DSINK: return p->needs_dsink && !needs->sums_dq;
     case DBIAS: return kind == GPU_DBIAS_KEYS || kind == GPU_DBIAS_SUMS || kind == GPU_DBIAS_ROWS;
@@ -230,7 +235,8 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
         request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_BIAS));
     GPU_ADD_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
                       .ROW_STEP = needs->row_step, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
-                      .SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p));
+                      .SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p),
+                      .WIDE_DKV = kernel == COMBINE ? p->dkv_float32 + p->add_dkv : 0);
     request->file = kernel == DBIAS   ? "gpu/backward_dbias.cu"
                     : kernel == DSINK ? "gpu/backward_dsink.cu"
                                       : "gpu/backward_rows.cu";

@@ -36,8 +36,13 @@ int32_t gpu_dbias_constant(const fdm_problem *problem);
 /* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
 int gpu_dbias_in_turns(const fdm_problem *problem);
 
-/* NULL when every launch around a backward has less than 2^31 blocks; else a clause for the plan. */
-const char *gpu_backward_refusal(const fdm_problem *problem);
+/* Blocks leave sums of dK and dV in float32 in the workspace, which backward_combine brings into place: parts of groups
+ * of heads, and gradients that are float32 beside 16 bits. */
+int gpu_backward_leaves_sums(const fdm_problem *problem, int32_t group_parts);
+
+/* NULL when every launch around a backward has less than 2^31 blocks; else a clause for the plan. leaves_sums: the
+ * family asks gpu_backward_leaves_sums(). */
+const char *gpu_backward_refusal(const fdm_problem *problem, int leaves_sums);
 
 int64_t gpu_backward_workspace_bytes(const fdm_problem *problem, const struct gpu_backward_needs *needs);
 /* Zeros where kernels alone are asked. */

@@ -1,6 +1,7 @@
 /* placement_check.c: attention whose results lie where they may: out in the place of q, and dq, dk and dv between each
- * other's rows as views of one tensor. By every kernel of this machine, of a CUDA device or of the emulated one: the
- * same bits as in tensors of their own. */
+ * other's rows as views of one tensor, where they have the bits of those in tensors of their own; and dk and dv of 16
+ * bits in float32, which round to them, added to what is there too. By every kernel of this machine, of a CUDA device
+ * or of the emulated one. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +11,8 @@
 #include "device_check.h"
 #include "subjects.h"
 
-/* The last: dq, dk and dv in one tensor. */
-enum { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DQ, DK, DV, DQKV, NUM_TENSORS };
+/* DQKV: dq, dk and dv in one tensor. */
+enum { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DQ, DK, DV, DQKV, WIDE_DK, WIDE_DV, NUM_TENSORS };
 
 /* spoiled: keys that are hidden hold NaN, so that rows are done again. With as many keys as rows, gradients too. */
 static const struct form {
@@ -118,6 +119,8 @@ static void make_tensors(const struct form *f) {
         make(like_k[i], f->dtype, 4 - packed, k + packed);
     }
     make(DQKV, f->dtype, 4 - packed, qkv + packed);
+    make(WIDE_DK, FDM_FLOAT32, 4 - packed, k + packed);
+    make(WIDE_DV, FDM_FLOAT32, 4 - packed, k + packed);
     make(LSE, f->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32, 3 - packed, lse + packed);
     make(MASK, FDM_BOOL, 4, pairs);
     make(BIAS, f->dtype, 4, pairs);
@@ -285,6 +288,57 @@ static int is_right(const fdm_plan *plan, const struct form *f) {
     return right;
 }
 
+/* ---- float32 gradients of 16-bit tensors ---- */
+
+static uint16_t rounded(float x, fdm_dtype dtype) {
+    return dtype == FDM_FLOAT16 ? float_to_float16(x) : float_to_bfloat16(x);
+}
+
+/* dk and dv in float32, one behind the other, by the way of the kernel that `like` is; NULL where it has none. */
+static float *run_wide(const fdm_device *device, const struct form *f, const fdm_plan *like, int add, size_t *bytes,
+                       int *refused) {
+    fdm_tensors tensors = tensors_of(f, FDM_BACKWARD);
+    fdm_options options = options_of(f);
+    fdm_problem problem;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
+    const struct result results[] = {own(WIDE_DK), own(WIDE_DV)};
+    tensors.dk = &t[WIDE_DK].tensor, tensors.dv = &t[WIDE_DV].tensor;
+    options.add_dkv = add;
+    options.kernel = like->choice;
+    if (fdm_describe(FDM_BACKWARD, &tensors, &options, &problem))
+        fail("describing");
+    *refused = fdm_plan_attention(device, &problem, &options, &plan) == FDM_ERROR_UNSUPPORTED;
+    return *refused ? NULL : (float *)(void *)run(&plan, &tensors, results, 2, bytes);
+}
+
+/* Whether float32 gradients round to those of 16 bits, and are added to what is there. *ways counts the kernel's. */
+static int is_wide_right(const fdm_device *device, const fdm_plan *plan, const struct form *f, int *ways) {
+    const fdm_tensors tensors = tensors_of(f, FDM_BACKWARD);
+    const struct result narrow[] = {own(DK), own(DV)};
+    size_t bytes = 0, wide_bytes = 0;
+    int refused = 0;
+    if (f->dtype != FDM_FLOAT16 && f->dtype != FDM_BFLOAT16)
+        return 1;
+    float *alone = run_wide(device, f, plan, 0, &wide_bytes, &refused);
+    if (refused)
+        return 1;
+    float *added = run_wide(device, f, plan, 1, &wide_bytes, &refused);
+    uint16_t *plain = (uint16_t *)(void *)run(plan, &tensors, narrow, 2, &bytes);
+    const int64_t count = (int64_t)bytes / 2, of_k = count / 2;
+    int right = alone && added && plain && wide_bytes == 2 * bytes;
+    for (int64_t i = 0; right && i < count; i++) {
+        const float *there = (const float *)(const void *)t[i < of_k ? WIDE_DK : WIDE_DV].here;
+        const float before = there[i % of_k], both = before + alone[i];
+        const int close = fabsf(added[i] - both) <= 1e-5f * (1 + fabsf(before) + fabsf(alone[i]));
+        right = (isnan(alone[i]) && isnan(added[i])) || (close && rounded(alone[i], f->dtype) == plain[i]);
+    }
+    free(alone);
+    free(added);
+    free(plain);
+    ++*ways;
+    return right;
+}
+
 /* ---- kernels ---- */
 
 /* Gradients in one tensor want as many keys as rows. Blocks of the textbook kernels share the rows of heads that are
@@ -294,8 +348,9 @@ static int is_left_out(const fdm_kernel_info *kernel, const struct form *f) {
            (strncmp(kernel->name, "mma.split-", 10) == 0 && f->head_dim > 128);
 }
 
-/* Every way of the kernel that this share has, counted in *count; returns how many are wrong. */
-static int check(const struct form *f, const fdm_kernel_info *kernel, int *count) {
+/* Every way of the kernel that this share has, counted in *count, and in *wide those with float32 gradients of 16 bits;
+ * returns how many are wrong. */
+static int check(const struct form *f, const fdm_kernel_info *kernel, int *count, int *wide) {
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
     fdm_plan plan = {.struct_bytes = sizeof plan};
@@ -315,7 +370,8 @@ static int check(const struct form *f, const fdm_kernel_info *kernel, int *count
         fail("describing");
     for (int32_t n = 0; fdm_plan_variant(&device, &problem, kernel->name, n, &plan) == FDM_OK; n++) {
         ++*count;
-        if (is_right(&plan, f))
+        const int backward = kernel->pass == FDM_BACKWARD;
+        if (is_right(&plan, f) && (!backward || is_wide_right(&device, &plan, f, wide)))
             continue;
         printf("WRONG %s, %s, variant %d, %s\n", kernel->name, f->what, n, plan.choice);
         wrong++;
@@ -335,13 +391,14 @@ int placement_checks(const struct options *o) {
         missed += on_device && !with_device;
         if (!kernel.available || (on_device && !with_device))
             continue;
-        int count = 0;
+        int count = 0, wide = 0;
         place = on_device ? cuda : host;
         for (uint64_t n = o->share.part; n < NUM_FORMS; n += o->share.parts) {
             begin_case(n + 1);
-            wrong += check(&forms[n], &kernel, &count);
+            wrong += check(&forms[n], &kernel, &count, &wide);
         }
-        printf("%s: %d ways\n", kernel.name, count);
+        printf("%s: %d ways", kernel.name, count);
+        printf(wide ? ", %d with float32 dk and dv\n" : "\n", wide);
         fflush(stdout);
         ways += count;
     }

@@ -292,8 +292,8 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, s
                       .DS_REGISTERS = t->ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
                       .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .EXACT = is_exact(t, p),
                       .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
-                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p, runs),
-                      .ORDERED = is_ordered(p));
+                      .PARTS = gpu_backward_leaves_sums(p, plan->parameters[PARTS]), .NEEDS_DQ = p->needs_dq,
+                      .APART = adds_apart(t, p, runs), .ORDERED = is_ordered(p));
     request->file = "families/hopper/backward/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);

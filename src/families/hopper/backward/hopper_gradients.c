@@ -22,7 +22,7 @@ const char *hopper_backward_refusal(const fdm_problem *p, int32_t head_dim_max, 
         return "TMA needs strides above 0 and below 2^40 bytes";
     if (gpu_loads_nothing(p))
         return "there is nothing to load";
-    return gpu_backward_refusal(p);
+    return gpu_backward_refusal(p, 1);
 }
 
 /* ---- division of heads ---- */

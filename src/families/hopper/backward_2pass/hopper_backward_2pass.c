@@ -153,7 +153,8 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, enum own_ke
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
                       .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0,
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-                      .SCRUB = gpu_hides_keys(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+                      .SCRUB = gpu_hides_keys(p),
+                      .PARTS = kernel == DKV && gpu_backward_leaves_sums(p, plan->parameters[PARTS]));
     request->file = kernel == DQ ? "families/hopper/backward_2pass/hopper_backward_2pass_dq.cu"
                                  : "families/hopper/backward_2pass/hopper_backward_2pass_dkv.cu";
     request->entry = kernel == DQ ? "hopper_backward_2pass_dq" : "hopper_backward_2pass_dkv";

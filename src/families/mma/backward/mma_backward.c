@@ -25,7 +25,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) > 256)
         return "head dims are at most 256";
-    return gpu_backward_refusal(p);
+    return gpu_backward_refusal(p, 1);
 }
 
 /* ---- workspace ---- */
@@ -246,7 +246,8 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, const struc
                       .DS_BUFFERS = plan->parameters[DS_BUFFERS], .PAIRED = plan->parameters[PAIRED] != 0,
                       .RING = plan->parameters[RING], .TMA = plan->parameters[TMA], .WIDE_SCORES = wide_scores(p),
                       .DBIAS = gpu_dbias_constant(p), .GATHER = plan->parameters[GATHER], .SCRUB = gpu_hides_keys(p),
-                      .NEEDS_DQ = p->needs_dq, .DETERMINISTIC = in_order(p), .SPLIT = plan->parameters[GROUP_PARTS] > 1,
+                      .NEEDS_DQ = p->needs_dq, .DETERMINISTIC = in_order(p),
+                      .SPLIT = gpu_backward_leaves_sums(p, plan->parameters[GROUP_PARTS]),
                       .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/backward/mma_backward.cu";
     request->entry = "mma_backward";

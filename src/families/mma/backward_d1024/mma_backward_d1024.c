@@ -86,8 +86,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (widest_of(p) > HEAD_DIM_MAX)
         return "head dims are at most 1024";
-    if (gpu_backward_refusal(p))
-        return gpu_backward_refusal(p);
+    if (gpu_backward_refusal(p, 0))
+        return gpu_backward_refusal(p, 0);
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;

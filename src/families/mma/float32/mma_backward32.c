@@ -58,8 +58,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float32";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (gpu_backward_refusal(p))
-        return gpu_backward_refusal(p);
+    if (gpu_backward_refusal(p, 0))
+        return gpu_backward_refusal(p, 0);
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
