@@ -127,9 +127,10 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "head dims are at most 256";
     if (p->num_splits > 1 || p->split_keys)
         return "it does not split keys";
-    if (p->invariance == FDM_INVARIANCE_SCHEDULE && gpu_lists_keys(p))
-        return "keys that a mask, a bias or intervals hide from all rows are left out by blocks of rows, which "
-               "invariance 2 does not allow";
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE &&
+        (p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals || p->block_mask_size))
+        return "keys that masks, biases or intervals hide are left out by blocks of rows, which invariance 2 does not "
+               "allow";
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
