@@ -391,6 +391,8 @@ struct owner {
     /* P from the products in place. slope: of the cap; without a gradient of the bias P takes it in. */
     __device__ __forceinline__ void make_p(warp_scores &p, warp_scores &slope, bool partial) const {
         const uint32_t held = ROW_INTERVALS && partial ? pairs_held() : 0xffff;
+        int first_own = lane_own();
+        first_own = opaque(first_own); /* addresses of masks and biases are found here, not kept through the loop */
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             const int other = lane_other() + n * 8;
@@ -408,7 +410,7 @@ struct owner {
             for (int part = 0; part < 4; part++) {
                 const int m = part / 2, half = part % 2 * 2;
                 float two[2] = {p[m][n][half], p[m][n][half + 1]}, slopes[2];
-                make_pair(two, slopes, partial, lane_own() + part * 8, step * OTHERS + other, rows, keys);
+                make_pair(two, slopes, partial, first_own + part * 8, step * OTHERS + other, rows, keys);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     if (ROW_INTERVALS && !(held >> (4 * part + 2 * n + c) & 1))
