@@ -1,4 +1,4 @@
-/* test_gpu_launches.c: the list of a plan's launches: which remain, whose parameters they have, and what is too much. */
+/* test_gpu_launches.c: the list of a plan's launches: which remain, whose parameters they have, what is too much. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
