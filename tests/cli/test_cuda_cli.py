@@ -226,7 +226,7 @@ def test_plan_lists_what_its_kernels_take(compiler):
 
 def test_bench_says_what_the_device_lacks(compiler):
     for arguments, words in [
-        (["--pass", "backward", "--D", "512"], "no kernel took the problem; the first one, hopper.backward: "),
+        (["--pass", "backward", "--D", "512", "--kernel", "hopper"], "no kernel took the problem; the first one, hopper.backward: "),
         (["--dtype", "fp64"], "float64 is computed by the reference family only, on the CPU"),
         (["--dtype", "bf16", "--kernel", "S2_Pad_F16Acc"], "has 'S2_Pad_F16Acc' in its name or choice code"),
     ]:
