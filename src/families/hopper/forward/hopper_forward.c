@@ -374,6 +374,9 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     /* So does the one that names steps: a few numbers of its item. */
     if (ranged(p) && t->warpgroups == 3)
         request->spill_bytes_max += 48;
+    /* So do splits with exponentials on the FMA pipe, which no rule makes there. */
+    if (plan->parameters[EXP2_RESIDUE] && plan->parameters[NUM_SPLITS] > 1)
+        request->spill_bytes_max += 64;
     /* And consumers that read row intervals, of tiles in part alone. */
     if (p->has_row_intervals)
         request->spill_bytes_max += 64;
