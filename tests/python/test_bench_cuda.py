@@ -259,7 +259,7 @@ def test_plans_for_other_devices_say_what_is_wrong():
         bench_selection.run_as("sm_90:smem=99K", None, tensors)
     with pytest.raises(ValueError, match="out is NULL|out"):
         bench_selection.run_as(None, None, inputs)
-    with pytest.raises(TypeError, match="22 tensors are needed, 3 were given"):
+    with pytest.raises(TypeError, match="23 tensors are needed, 3 were given"):
         _native.run_as(None, None, (None,) * 3, False, 0.0, 0, None)
     for bad in ((), (3, None, (None,) * 20, False, 0.0, 0, None), (None, None, [None] * 20, False, 0.0, 0, None)):
         with pytest.raises(TypeError):

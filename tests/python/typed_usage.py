@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy
 import torch
@@ -177,6 +177,8 @@ def names_of_flash_attn() -> None:
 def ranks() -> None:
     import torch.distributed as dist
     from flash_dmattn.context_parallel import ContextParallel, Layout, Mask, RemoteError
+    from flash_dmattn.integrations.transformers import enable_context_parallel, rank_inputs
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     layout = Layout.balanced([Mask(is_causal=True)], 1, total=256)
     assert_type(layout.imbalance(Mask(window_size=(64, 0))), float)
@@ -192,6 +194,15 @@ def ranks() -> None:
         offsets = torch.tensor([0, 100, 256], dtype=torch.int32)
         group.flash_dmattn_varlen_func(q[0], q[0], q[0], offsets, offsets, is_causal=True)
         assert group.explain()["rows"] == [256]
+        tokens = torch.zeros(1, 256, dtype=torch.int64)
+        config = LlamaConfig(
+            vocab_size=16, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            attn_implementation="dmattn",
+        )
+        model = LlamaForCausalLM(config)
+        enable_context_parallel(model, group)
+        assert_type(rank_inputs(group, tokens, tokens), Dict[str, Any])
+        model(**rank_inputs(group, tokens, tokens))
     except RemoteError:  # another rank's error
         raise
     finally:

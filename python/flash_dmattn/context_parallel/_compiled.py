@@ -51,7 +51,7 @@ def _given(tensors: Sequence[Any], left: int, right: int) -> Given:
 def _forward(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
     tensors, (number, *settings) = arguments[: len(_NAMES)], arguments[len(_NAMES) :]
     given = _given(tensors, settings[5], settings[6])
-    out, lse, low = _object(number).attend_by_operator(given, tuple(settings))
+    out, lse, low = _object(number)._attend_by_operator(given, tuple(settings))
     return out.contiguous(), lse.contiguous(), out.new_empty(0) if low is None else low.contiguous()
 
 
@@ -70,7 +70,7 @@ def _backward(*arguments: Any) -> List[Tensor]:
     low = results[2] if results[2].numel() or not results[1].numel() else None
     given = _given(tensors, settings[5], settings[6])
     known = (results[0], results[1], low)
-    grads = _object(number).gradients_by_operator(given, tuple(settings), known, flowing, list(needs))
+    grads = _object(number)._gradients_by_operator(given, tuple(settings), known, flowing, list(needs))
     return [results[0].new_empty(0) if each is None else each.contiguous() for each in grads]
 
 

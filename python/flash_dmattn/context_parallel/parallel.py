@@ -378,11 +378,11 @@ class ContextParallel:
     def _problem(self, given: Given, settings: Settings) -> Problem:
         return problem_given(given, settings, (self.layout, self.layout_k), self.rank, self._masks)
 
-    def attend_by_operator(self, given: Given, settings: Settings) -> Any:
+    def _attend_by_operator(self, given: Given, settings: Settings) -> Any:
         """out, lse, lse_low of a call in compiled code."""
         return _without_batch(self._call(lambda: (self._problem(given, settings), 3), given), given)
 
-    def gradients_by_operator(
+    def _gradients_by_operator(
         self,
         given: Given,
         settings: Settings,

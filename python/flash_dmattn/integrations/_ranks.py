@@ -215,6 +215,9 @@ def enable_context_parallel(model: Any, cp: ContextParallel) -> None:
         model: a PreTrainedModel with attn_implementation="dmattn".
         cp: the ranks. A model has one: enabling another replaces it.
 
+    Returns:
+        Nothing.
+
     Raises:
         TypeError: cp is no ContextParallel.
         ValueError: the model has another attention implementation.
