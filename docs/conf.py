@@ -13,7 +13,7 @@ NAVIGATION = {  # page: its lists of further pages, each with a caption
                   "docs/training-over-gpus"],
         "Use": ["docs/api", "docs/python", "docs/api-python", "docs/api-c", "docs/bindings", "docs/masks",
                 "docs/dynamic-masks", "docs/serving", "docs/engines", "docs/which-kernel", "docs/selection",
-                "docs/backward-tiles", "docs/tuning", "docs/troubleshooting"],
+                "docs/backward-tiles", "docs/hopper-tiles", "docs/tuning", "docs/troubleshooting"],
         "Kernels": ["docs/cpu", "docs/cuda", "docs/hopper", "docs/blackwell", "docs/mma", "docs/gemm", "docs/softmax"],
         "Evidence": ["docs/measured", "docs/measured-cpu", "docs/measured-companions", "docs/benchmarks",
                      "docs/verified", "bench/results/README", "docs/lab/README", "docs/emulator"],
