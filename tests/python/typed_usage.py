@@ -196,10 +196,10 @@ def ranks() -> None:
         assert group.explain()["rows"] == [256]
         tokens = torch.zeros(1, 256, dtype=torch.int64)
         config = LlamaConfig(
-            vocab_size=16, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            attn_implementation="dmattn",
+            vocab_size=16, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
         )
         model = LlamaForCausalLM(config)
+        model.set_attn_implementation("dmattn")
         enable_context_parallel(model, group)
         assert_type(rank_inputs(group, tokens, tokens), Dict[str, Any])
         model(**rank_inputs(group, tokens, tokens))
