@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # compile_changed.sh: compiles a part of the CUDA kernels, and demands that nothing spills: of every architecture and kernel
-# entry at least one specialisation, one of 192 of all, which changes with the commit, and within a time all that
+# entry at least one specialisation, one of 384 of all, which changes with the commit, and within a time all that
 # bench/results/compile/matrix.json does not record with the same text, constants and compiler (scripts/compile_all.sh).
 # Usage: scripts/compile_changed.sh [SECONDS for what is not recorded, default 60]
 set -euo pipefail
@@ -12,9 +12,9 @@ trap 'rm -f "$known"' EXIT
 failed=0
 
 head=$(git rev-parse HEAD)
-part=$((16#${head:0:8} % 192))
-echo "part $part of 192 of everything, and of each architecture and kernel one"
-build/tests/fdm-checks compile --share "$part/192" || failed=1
+part=$((16#${head:0:8} % 384))
+echo "part $part of 384 of everything, and of each architecture and kernel one"
+build/tests/fdm-checks compile --share "$part/384" || failed=1
 
 python3 scripts/record.py known >"$known"
 echo "$(wc -l <"$known") groups are recorded; of the others, what $seconds s allow"

@@ -17,9 +17,11 @@ build() { # build FOLDER SANITIZERS
 
 build build-asan address,undefined
 build build-tsan thread
-for folder in build-asan build-tsan; do
-    meson test -C $folder --no-rebuild --quiet --print-errorlogs --timeout-multiplier 10 --suite unit --suite faults
-done
+run_tests() { # run_tests FOLDER [OPTION...]
+    meson test -C "$@" --no-rebuild --quiet --print-errorlogs --timeout-multiplier 10 --suite unit --suite faults
+}
+run_tests build-asan
+run_tests build-tsan --no-suite one-thread
 # Side by side: the float64 reference, which most of the time goes to, has one thread.
 emulated=build-asan/tests/emulator/x86/fdm-checks-x86 # on x86-64
 build-asan/tests/fdm-checks attention --seed 3000000 --repeat "$seeds" --rotate &&
