@@ -120,5 +120,9 @@ void gpu_set_problem_constants(struct cuda_kernel_request *request, const fdm_pr
 
 static inline int64_t gpu_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t gpu_round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+/* The larger of D and Dv. */
+static inline int64_t gpu_widest(const fdm_problem *p) {
+    return p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+}
 
 #endif

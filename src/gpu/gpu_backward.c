@@ -19,6 +19,12 @@ int32_t gpu_dbias_constant(const fdm_problem *p) {
     return kind == GPU_DBIAS_ROWS ? GPU_DBIAS_NONE : kind;
 }
 
+int gpu_makes_dq(const fdm_problem *p) {
+    const int32_t kind = gpu_dbias_kind(p);
+    return p->needs_dq || kind == GPU_DBIAS_DIRECT || kind == GPU_DBIAS_SUMS;
+}
+int gpu_makes_dk(const fdm_problem *p) { return p->needs_dk || gpu_dbias_kind(p) == GPU_DBIAS_KEYS; }
+
 int gpu_dbias_in_turns(const fdm_problem *p) { return p->deterministic && gpu_dbias_kind(p) == GPU_DBIAS_SUMS; }
 
 static int64_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
@@ -27,10 +33,10 @@ static int64_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)
 
 int gpu_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }
 
-/* Bounds of what the launches have: backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
- * least, backward_combine a row of dK and dV of up to 512 columns, backward_dbias a warp for each element. */
 int gpu_backward_leaves_sums(const fdm_problem *p, int32_t group_parts) { return group_parts > 1 || p->dkv_float32; }
 
+/* Bounds of what the launches have: backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
+ * least, backward_combine a row of dK and dV of up to 512 columns, backward_dbias a warp for each element. */
 const char *gpu_backward_refusal(const fdm_problem *p, int leaves_sums) {
     if ((p->dkv_float32 && !leaves_sums) || (p->add_dkv && !p->dkv_float32))
         return "dk and dv have q's dtype, and are not added to";

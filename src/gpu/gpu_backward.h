@@ -33,6 +33,9 @@ struct gpu_backward_needs {
  * backward_dbias.cu. */
 int32_t gpu_dbias_kind(const fdm_problem *problem);
 int32_t gpu_dbias_constant(const fdm_problem *problem);
+/* Whether a kernel that makes dQ alone has something to do, and one that makes dK: each makes a part of dBias too. */
+int gpu_makes_dq(const fdm_problem *problem);
+int gpu_makes_dk(const fdm_problem *problem);
 /* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
 int gpu_dbias_in_turns(const fdm_problem *problem);
 

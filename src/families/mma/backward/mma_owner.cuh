@@ -1,10 +1,11 @@
 /* mma_owner.cuh: a block of a backward kernel that owns query rows and walks the keys, or owns keys and walks the rows:
  * its place, what window, ends and mask leave of its walk, and its turns at the gradient of a bias. "Own" is what the
  * block keeps, "other" what it walks, OTHERS of them a step. For kernels that define OWN, OTHERS, OWNS_KEYS,
- * MASK_BLOCK (of the block mask, both ways), DETERMINISTIC and FOLDED before including this. */
+ * MASK_BLOCK (of the block mask, both ways), DTYPE, DETERMINISTIC and FOLDED before including this. */
 #ifndef FDM_MMA_OWNER_CUH
 #define FDM_MMA_OWNER_CUH
 
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
 #include "gpu/backward_params.h"
 #include "gpu/block_mask.h"
@@ -73,6 +74,11 @@ __device__ __forceinline__ int64_t rows_begin(const struct gpu_backward_params &
                   : ((int64_t)at.s.batch * a.in.heads + at.head) * a.rows;
 }
 
+/* The first element from row `row` of a head: matrices are q, k, v, out and their gradients. */
+__device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, int64_t row, int head) {
+    return m.data + (batch * m.batch + row * m.row + head * m.head) * (DTYPE == GPU_FLOAT32 ? 4 : 2);
+}
+
 /* What the mask does to the own and a step's others. */
 __device__ __forceinline__ int mask_kind(const struct gpu_backward_params &a, const struct place &at, int step) {
     const uint8_t *block_mask =
@@ -100,6 +106,37 @@ __device__ __forceinline__ int mask_kind(const struct gpu_backward_params &a, co
 __device__ __forceinline__ bool is_partial(const struct gpu_backward_params &a, const struct place &at, int step) {
     return step * OTHERS < at.full_begin || step * OTHERS + OTHERS > at.full_end ||
            (BLOCK_MASKED && mask_kind(a, at, step) != GPU_BLOCK_FULL);
+}
+
+/* What is kept of a key in shared memory: three words, so many words apart. */
+__device__ __forceinline__ void store_key(uint32_t to, int stride, const struct key_bounds &key) {
+    st_shared_4(to, (uint32_t)key.first);
+    st_shared_4(to + stride * 4, (uint32_t)key.last);
+    st_shared_4(to + stride * 8, __float_as_uint(key.bias));
+}
+/* Of an owner of rows: each thread looks at a key of the step, and leaves what depends on it in `bounds`. Returns
+ * whether some own row sees it. */
+__device__ __forceinline__ bool look_at_step(const struct gpu_backward_params &a, const struct place &at, int step,
+                                             uint32_t bounds) {
+    if (threadIdx.x >= OTHERS)
+        return false;
+    const struct key_bounds key = look_at_key(a.in, at.s, at.head, step * OTHERS + (int)threadIdx.x);
+    store_key(bounds + threadIdx.x * 4, OTHERS, key);
+    return max(key.first, at.first) < min(key.last, at.first + OWN);
+}
+/* The next step from `step` on in which some own sees some other, -1 when there is none. sees_some(step): whether keys
+ * alone let the thread's own see some of a step's others. */
+template <class looking>
+__device__ __forceinline__ int next_active(const struct gpu_backward_params &a, const struct place &at, int step,
+                                           const looking &sees_some) {
+    for (; step * OTHERS < at.end; step++) {
+        bool any = !BLOCK_MASKED || mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
+        if (KEYED)
+            any = __syncthreads_or(any && sees_some(step));
+        if (any)
+            return step;
+    }
+    return -1;
 }
 
 /* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their

@@ -29,7 +29,6 @@ static const struct tile tiles[] = {
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 enum { MMA_BACKWARD_D1024_PARAMETERS(PLAN_PARAMETER) };
 
-static int64_t widest_of(const fdm_problem *p) { return p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v; }
 static int32_t padded(const struct tile *t, int64_t head_dim) {
     return mma_d1024_padded((int32_t)head_dim, t->own, t->slice);
 }
@@ -57,7 +56,7 @@ static int32_t stages_of(const struct tile *t, const fdm_device *device, const f
 static int takes(const struct tile *t, const fdm_problem *p) {
     const int32_t extras =
         p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0) + p->varlen;
-    return widest_of(p) <= t->head_dim_max && extras <= t->extras_max &&
+    return gpu_widest(p) <= t->head_dim_max && extras <= t->extras_max &&
            (t->slice == 64 || (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
 }
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -70,7 +69,7 @@ static int32_t mask_block(const struct tile *t) {
 }
 
 static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
-    const int64_t turns = gpu_ceil_div(p->seqlen_k, MMA_D1024_ROW_STEP);
+    const int64_t turns = gpu_ceil_div(p->seqlen_k, MMA_D1024_TURN_KEYS);
     return (struct gpu_backward_needs){.block_m = mask_block(t),
                                        .block_n = mask_block(t),
                                        .row_step = MMA_D1024_ROW_STEP,
@@ -84,7 +83,7 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
-    if (widest_of(p) > HEAD_DIM_MAX)
+    if (gpu_widest(p) > HEAD_DIM_MAX)
         return "head dims are at most 1024";
     if (gpu_backward_refusal(p, 0))
         return gpu_backward_refusal(p, 0);
@@ -110,7 +109,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
                  t->slice, t->kept, plan->stages);
         snprintf(plan->reason, sizeof plan->reason,
                  "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-                 (long long)widest_of(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
                  plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
         return 1;
     }
@@ -122,12 +121,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* The family's launches, MMA_D1024_*, in this order. */
 enum { NUM_KERNELS = MMA_D1024_DV + 1 };
 
-/* Whether a launch makes something that is wanted. dBias comes with dQ or dK. */
+/* Whether a launch makes something that is wanted. */
 static int makes(const fdm_problem *p, int32_t kernel) {
-    const int32_t kind = gpu_dbias_kind(p);
     switch (kernel) {
-    case MMA_D1024_DQ: return p->needs_dq || kind == GPU_DBIAS_DIRECT || kind == GPU_DBIAS_SUMS;
-    case MMA_D1024_DK: return p->needs_dk || kind == GPU_DBIAS_KEYS;
+    case MMA_D1024_DQ: return gpu_makes_dq(p);
+    case MMA_D1024_DK: return gpu_makes_dk(p);
     default: return p->needs_dv;
     }
 }

@@ -32,11 +32,6 @@
 #include "gpu/quad.cuh"
 #include "gpu/redo_dq.cuh"
 
-/* The first element from row `row` of a head: matrices are q, k, v, out and their gradients. */
-__device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, int64_t row, int head) {
-    return m.data + (batch * m.batch + row * m.row + head * m.head) * 2;
-}
-
 /* What is kept of a row or key in shared memory, three words some way apart: of rows lse, delta, and what lse has
  * rounded away; of keys the rows first <= i < last that see them, and their bias. */
 struct row_words {
@@ -80,11 +75,6 @@ struct owner {
 
     /* ---- words of rows and keys ---- */
 
-    __device__ __forceinline__ void store_key(uint32_t to, int stride, const struct key_bounds &key) const {
-        st_shared_4(to, (uint32_t)key.first);
-        st_shared_4(to + stride * 4, (uint32_t)key.last);
-        st_shared_4(to + stride * 8, __float_as_uint(key.bias));
-    }
     /* Of the own; keys of the query head at work. */
     __device__ __forceinline__ void store_own_words() const {
         if (threadIdx.x < OWN && OWNS_KEYS) {
@@ -115,8 +105,8 @@ struct owner {
 
     /* ---- the walk ---- */
 
-    /* Whether keys alone let the thread's own see some of a step's others. Where rows are owned, each thread looks at
-     * one key, and leaves what depends on it in `bounds`. */
+    /* Whether keys alone let the thread's own see some of a step's others. Where rows are owned, what
+     * depends on keys alone is left in `bounds`. */
     __device__ __forceinline__ bool sees_some(int from, uint32_t bounds) const {
         if (OWNS_KEYS) {
             if (threadIdx.x >= OWN)
@@ -124,22 +114,10 @@ struct owner {
             const struct key_words key = read_key(t.words + threadIdx.x * 4, OWN, true);
             return max(key.first, from * OTHERS) < min(key.last, from * OTHERS + OTHERS);
         }
-        if (threadIdx.x >= OTHERS)
-            return false;
-        const struct key_bounds key = look_at_key(a.in, at.s, at.head, from * OTHERS + (int)threadIdx.x);
-        store_key(bounds + threadIdx.x * 4, OTHERS, key);
-        return max(key.first, at.first) < min(key.last, at.first + OWN);
+        return look_at_step(a, at, from, bounds);
     }
-    /* The next step from `from` on in which some own sees some other, -1 when there is none. */
-    __device__ __forceinline__ int next_active(int from, uint32_t bounds) const {
-        for (; from * OTHERS < at.end; from++) {
-            bool any = !BLOCK_MASKED || mask_kind(a, at, from) != GPU_BLOCK_HIDDEN;
-            if (KEYED)
-                any = __syncthreads_or(any && sees_some(from, bounds));
-            if (any)
-                return from;
-        }
-        return -1;
+    __device__ __forceinline__ int next_step(int from, uint32_t bounds) const {
+        return next_active(a, at, from, [&](int candidate) { return sees_some(candidate, bounds); });
     }
 
     /* ---- slices ---- */
@@ -539,7 +517,7 @@ struct owner {
     /* The own with all others of a head. */
     __device__ __forceinline__ void walk() {
         store_own_words();
-        step = next_active(at.begin / OTHERS, bounds_of(parity));
+        step = next_step(at.begin / OTHERS, bounds_of(parity));
         hand_on(a, at, 0, turn_of(a, step));
         load_step = step;
         load_at = 0;
@@ -548,7 +526,7 @@ struct owner {
             load_slice(stage + n < STAGES ? stage + n : stage + n - STAGES);
 #pragma unroll 1
         for (; step >= 0; parity ^= 1) {
-            next = next_active(step + 1, bounds_of(parity ^ 1));
+            next = next_step(step + 1, bounds_of(parity ^ 1));
             add_step();
             step = next;
         }

@@ -32,10 +32,14 @@
 /* Rows that tiles of rows divide, in the workspace's arrays. */
 #define MMA_D1024_ROW_STEP 128
 
+/* Keys at a time that blocks which share the gradient of a bias add to it in order. */
+#define MMA_D1024_TURN_KEYS 128
+
 /* Others of a step: the block makes 4096 scores, 16 a thread. */
 GPU_INLINE int32_t mma_d1024_others(int32_t own) { return 4096 / own; }
 
-/* Warps that share 32 own: each makes the scores of 16 others, and sums one of every so many 16 columns. */
+/* The number of warps that share 32 own. Each makes the scores of 16 others, and sums one of as many units of 16
+ * columns. */
 GPU_INLINE int32_t mma_d1024_shares(int32_t own) { return MMA_D1024_WARPS * 32 / own; }
 
 /* Slices of sums have 64 others, and so many columns: 16 or 32 of each warp that shares the own. */

@@ -35,7 +35,7 @@ static_assert(SLICE == 64 || SLICE == 128, "rows of a slice are 128 or 256 bytes
 static_assert(HEAD_DIM % SUM_COLUMNS == 0 && HEAD_DIM_V % SUM_COLUMNS == 0 && SUM_COLUMNS % SLICE == 0, "whole slices");
 static_assert(SUM_OTHERS * SUM_COLUMNS == OTHERS * SLICE, "a stage holds either slice");
 static_assert(STAGES >= 2 && SLICES + 1 >= STAGES, "slices are loaded of one step ahead at most");
-static_assert(OWNER_ROW_STEP == MMA_D1024_ROW_STEP, "the host's");
+static_assert(OWNER_ROW_STEP == MMA_D1024_ROW_STEP && OWNER_TURN_KEYS == MMA_D1024_TURN_KEYS, "the host's");
 
 /* Shared memory. */
 #define OTHER_BYTES     (OTHERS * SLICE * 2)

@@ -35,7 +35,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0);
-    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int64_t widest = gpu_widest(p);
     return extras <= t->extras_max && (t->share == 1 || widest > 128) && widest <= t->head_dim_max &&
            p->head_dim >= t->head_dim_min && p->head_dim_v >= t->head_dim_min &&
            shared_bytes(t, p) <= device->shared_bytes;
@@ -81,8 +81,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_TF32x3_%dx%d", plan->block_m, plan->block_n);
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
-                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
-                 (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
                  (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
         return 1;
     }
@@ -96,14 +95,11 @@ enum { OWN_ROWS, OWN_KEYS, OWN_KEYS_VALUES, NUM_KERNELS };
 
 /* The gradients that a launch makes; 0: there is no such launch. dK and dV share one where their sums fit. */
 static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
-    const int32_t kind = gpu_dbias_kind(p);
-    const int32_t of_rows = p->needs_dq || kind == GPU_DBIAS_DIRECT || kind == GPU_DBIAS_SUMS;
-    const int32_t of_keys = (p->needs_dk || kind == GPU_DBIAS_KEYS ? MMA_GRADIENT_OF_SCORES : 0) |
-                            (p->needs_dv ? MMA_GRADIENT_OF_VALUES : 0);
+    const int32_t of_keys = (gpu_makes_dk(p) ? MMA_GRADIENT_OF_SCORES : 0) | (p->needs_dv ? MMA_GRADIENT_OF_VALUES : 0);
     const int32_t sums = (mma_padded32(p->head_dim, p->head_dim_v) + mma_padded32(p->head_dim_v, p->head_dim)) / 2;
     const int both = of_keys == (MMA_GRADIENT_OF_SCORES | MMA_GRADIENT_OF_VALUES) && sums <= SUMS_MAX;
     switch (kernel) {
-    case OWN_ROWS: return of_rows ? MMA_GRADIENT_OF_SCORES : 0;
+    case OWN_ROWS: return gpu_makes_dq(p) ? MMA_GRADIENT_OF_SCORES : 0;
     case OWN_KEYS: return both ? of_keys : of_keys & MMA_GRADIENT_OF_SCORES;
     case OWN_KEYS_VALUES: return both ? 0 : of_keys & MMA_GRADIENT_OF_VALUES;
     default: return 0;

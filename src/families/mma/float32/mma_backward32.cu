@@ -70,11 +70,6 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The first element from row `row` of a head: matrices are q, k, v, out and their gradients. */
-__device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, int64_t row, int head) {
-    return m.data + (batch * m.batch + row * m.row + head * m.head) * 4;
-}
-
 /* What a thread keeps of its two own rows or keys: of rows lse, what lse has rounded away, and delta; of keys the rows
  * first <= i < last that see them, and their bias. */
 struct own_words {
@@ -153,8 +148,8 @@ struct owner {
             mine.bias[half] = key.bias;
         }
     }
-    /* Whether keys alone let this thread's own see some of a step's others. Where rows are owned, each thread looks at
-     * one key, and leaves what depends on it in `bounds`. */
+    /* Whether keys alone let this thread's own see some of a step's others. Where rows are owned, what
+     * depends on keys alone is left in `bounds`. */
     __device__ __forceinline__ bool sees_some(int step, uint32_t bounds) const {
         if (OWNS_KEYS) {
             bool some = false;
@@ -163,24 +158,10 @@ struct owner {
                 some = some || max(mine.first[half], step * BLOCK) < min(mine.last[half], step * BLOCK + BLOCK);
             return some;
         }
-        if (threadIdx.x >= BLOCK)
-            return false;
-        const struct key_bounds key = look_at_key(a.in, at.s, at.head, step * BLOCK + (int)threadIdx.x);
-        st_shared_4(bounds + threadIdx.x * 4, (uint32_t)key.first);
-        st_shared_4(bounds + (BLOCK + threadIdx.x) * 4, (uint32_t)key.last);
-        st_shared_4(bounds + (2 * BLOCK + threadIdx.x) * 4, __float_as_uint(key.bias));
-        return max(key.first, at.first) < min(key.last, at.first + OWN);
+        return look_at_step(a, at, step, bounds);
     }
-    /* The next step from `step` on in which some own sees some other, -1 when there is none. */
-    __device__ __forceinline__ int next_active(int step, uint32_t bounds) const {
-        for (; step * BLOCK < at.end; step++) {
-            bool any = !BLOCK_MASKED || mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
-            if (KEYED)
-                any = __syncthreads_or(any && sees_some(step, bounds));
-            if (any)
-                return step;
-        }
-        return -1;
+    __device__ __forceinline__ int next_step(int from, uint32_t bounds) const {
+        return next_active(a, at, from, [&](int step) { return sees_some(step, bounds); });
     }
 
     /* ---- loads ---- */
@@ -414,13 +395,13 @@ struct owner {
         sums.dbias[0] = sums.dbias[1] = 0;
         if (OWNS_KEYS)
             look_at_own();
-        int step = next_active(at.begin / BLOCK, bounds_of(parity));
+        int step = next_step(at.begin / BLOCK, bounds_of(parity));
         hand_on(a, at, 0, turn_of(a, step));
         load_other2(step, bounds_of(parity));
         load_other1(step);
 #pragma unroll 1
         for (; step >= 0; parity ^= 1) {
-            const int next = next_active(step + 1, bounds_of(parity ^ 1));
+            const int next = next_step(step + 1, bounds_of(parity ^ 1));
             add_step(step, is_partial(a, at, step), next);
             step = next;
         }

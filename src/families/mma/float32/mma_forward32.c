@@ -35,7 +35,7 @@ static int is_bare(const fdm_problem *p) {
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int on_90 = device->compute_major == 9 && device->compute_minor == 0;
-    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int64_t widest = gpu_widest(p);
     return (!t->bare || is_bare(p)) && (t->bare != 90 || on_90) && (t->share == 1 || widest > 128) &&
            p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
            shared_bytes(t, p) <= device->shared_bytes;
@@ -71,8 +71,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
                  t->share > 1 ? "_Shared" : "");
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
-                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
-                 (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
                  (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
         return 1;
     }

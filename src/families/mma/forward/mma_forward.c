@@ -178,8 +178,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         snprintf(
             plan->reason, sizeof plan->reason,
             "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%lld KB): %s",
-            (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
-            (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n, plan->stages,
+            (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n, plan->stages,
             (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
         return 1;
     }

@@ -90,7 +90,7 @@ static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm
 }
 
 static int takes(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int64_t widest = gpu_widest(p);
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
     if (widest < t->head_dim_min || widest > t->head_dim_max || features_of(p) > t->features_max)
         return 0;
@@ -126,7 +126,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 /* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
  * kernel is ahead with blocks of 128 rows. */
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int64_t widest = gpu_widest(p);
     if (widest > SUITS_ABOVE || (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals &&
                                  (takes(&tiles[1], device, p) || takes(&tiles[2], device, p))))
         return NULL;
@@ -149,8 +149,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
                  t->slice_keys, plan->stages, t->cluster == 2 ? "_Cluster2" : "");
         snprintf(plan->reason, sizeof plan->reason,
                  "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
-                 (long long)device->shared_bytes >> 10, t->block_m, t->block_n, plan->stages,
+                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, t->block_m, t->block_n, plan->stages,
                  (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
         return 1;
     }

@@ -46,7 +46,7 @@ static int32_t slice_of(int64_t n) { return (int32_t)gpu_round_up(quotient_up(n,
 
 static struct shape shape_of(int32_t algorithm, const struct variant *v, const fdm_problem *p) {
     const int tiled = MMA_TEXTBOOK_IS_TILED(algorithm);
-    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int64_t widest = gpu_widest(p);
     struct shape s;
     s.slice = tiled ? slice_of(p->head_dim) : (int32_t)gpu_round_up(p->head_dim, 16);
     s.head_dim = (int32_t)gpu_round_up(p->head_dim, s.slice);
