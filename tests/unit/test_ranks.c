@@ -238,6 +238,28 @@ static void equals_one_call(void **unused) {
     assert_true(ran > 200 && by[FDM_RANKS_ULYSSES] > 10 && by[FDM_RANKS_BOTH] > 20 && by[FDM_RANKS_RING] > 20);
 }
 
+/* A causal problem of one batch, whose rows are its keys, without tensors. */
+static struct problem square_problem(fdm_pass pass, fdm_rank_algorithm algorithm, int32_t ranks, int64_t rows,
+                                     int64_t dim) {
+    struct problem p = {.pass = pass,
+                        .dtype = FDM_FLOAT32,
+                        .ranks = ranks,
+                        .algorithm = algorithm,
+                        .batch = 1,
+                        .heads = 4,
+                        .heads_kv = 2,
+                        .seqlen_q = rows,
+                        .seqlen_k = rows,
+                        .dim = dim,
+                        .dim_v = dim,
+                        .options = fdm_options_default(),
+                        .mask = fdm_rank_mask_default()};
+    p.options.num_threads = 1;
+    p.options.causal = p.mask.causal = 1;
+    p.mask.seqlen_q = p.mask.seqlen_k = rows;
+    return p;
+}
+
 /* Leaves masks and biases out. */
 static void without_scores(struct problem *p) {
     static const int left_out[] = {MASK, BIAS, LSE_LOW, DBIAS};
@@ -251,24 +273,9 @@ static void without_scores(struct problem *p) {
 static void has_the_bits_of_one_call(void **unused) {
     (void)unused;
     for (int n = 0; n < 8; n++) {
-        struct problem p = {.pass = (fdm_pass)(n & 1),
-                            .dtype = FDM_FLOAT32,
-                            .ranks = 2,
-                            .algorithm = n & 2 ? FDM_RANKS_GATHER : FDM_RANKS_ULYSSES,
-                            .batch = 1,
-                            .heads = 4,
-                            .heads_kv = 2,
-                            .seqlen_q = 2048,
-                            .seqlen_k = 2048,
-                            .dim = 16,
-                            .dim_v = 16,
-                            .same_bits = 1,
-                            .options = fdm_options_default()};
-        p.options.causal = n & 4 ? 1 : 0;
-        p.options.num_threads = 1;
-        p.mask = fdm_rank_mask_default();
-        p.mask.seqlen_q = p.mask.seqlen_k = 2048;
-        p.mask.causal = p.options.causal;
+        struct problem p = square_problem((fdm_pass)(n & 1), n & 2 ? FDM_RANKS_GATHER : FDM_RANKS_ULYSSES, 2, 2048, 16);
+        p.same_bits = 1;
+        p.options.causal = p.mask.causal = n & 4 ? 1 : 0;
         draw_tensors(&p);
         without_scores(&p);
         p.rows = p.keys = layout_of(2048, 2, p.options.causal ? FDM_LAYOUT_ZIGZAG : FDM_LAYOUT_CONTIGUOUS, 512);
@@ -308,32 +315,15 @@ static void packed_sequences_are_intervals(void **unused) {
     int64_t count = 5;
     fdm_tensor cu_seqlens = {offsets_of, {FDM_CPU, 0}, 1, fdm_data_type_of(FDM_INT32), &count, NULL, 0};
     for (int n = 0; n < 10; n++) {
-        struct problem p = {.pass = (fdm_pass)(n & 1),
-                            .dtype = FDM_FLOAT32,
-                            .ranks = 2,
-                            .algorithm = (fdm_rank_algorithm)(n / 2),
-                            .batch = 1,
-                            .heads = 4,
-                            .heads_kv = 2,
-                            .seqlen_q = 90,
-                            .seqlen_k = 90,
-                            .dim = 8,
-                            .dim_v = 8,
-                            .options = fdm_options_default()};
+        struct problem p = square_problem((fdm_pass)(n & 1), (fdm_rank_algorithm)(n / 2), 2, 90, 8);
         struct whole copies[COUNT] = {{0}};
-        p.options.causal = 1;
-        p.options.window_left = 11;
-        p.options.num_threads = 1;
+        p.options.window_left = p.mask.window_left = 11;
         draw_tensors(&p);
         without_scores(&p);
         make(&p, START, FDM_INT32, 3, 1, 1, 90, 0, -1, -1);
         make(&p, END, FDM_INT32, 3, 1, 1, 90, 0, -1, -1);
         assert_int_equal(fdm_document_intervals(&cu_seqlens, 0, &p.all[START].tensor, &p.all[END].tensor, NULL),
                          FDM_OK);
-        p.mask = fdm_rank_mask_default();
-        p.mask.seqlen_q = p.mask.seqlen_k = 90;
-        p.mask.causal = 1;
-        p.mask.window_left = 11;
         p.mask.num_lists = 1;
         p.mask.interval_start = (const int32_t *)(const void *)p.all[START].data;
         p.mask.interval_end = (const int32_t *)(const void *)p.all[END].data;
@@ -352,23 +342,7 @@ static void packed_sequences_are_intervals(void **unused) {
 /* ---- agreement and faults ---- */
 
 static void simple_problem(struct problem *p, fdm_pass pass) {
-    *p = (struct problem){.pass = pass,
-                          .dtype = FDM_FLOAT32,
-                          .ranks = 3,
-                          .algorithm = FDM_RANKS_GATHER,
-                          .batch = 1,
-                          .heads = 4,
-                          .heads_kv = 2,
-                          .seqlen_q = 60,
-                          .seqlen_k = 60,
-                          .dim = 8,
-                          .dim_v = 8,
-                          .options = fdm_options_default()};
-    p->options.causal = 1;
-    p->options.num_threads = 1;
-    p->mask = fdm_rank_mask_default();
-    p->mask.seqlen_q = p->mask.seqlen_k = 60;
-    p->mask.causal = 1;
+    *p = square_problem(pass, FDM_RANKS_GATHER, 3, 60, 8);
     make(p, Q, p->dtype, 4, 1, 60, 4, 8, 1, -1);
     make(p, K, p->dtype, 4, 1, 60, 2, 8, -1, 1);
     make(p, V, p->dtype, 4, 1, 60, 2, 8, -1, 1);
