@@ -9,6 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
+from context_parallel_worker import sentence_of
 from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func
 from flash_dmattn.context_parallel import ContextParallel, Layout
 from torch.utils.checkpoint import checkpoint
@@ -19,14 +20,6 @@ ROWS = 48
 def close(have, want, what):
     assert have.shape == want.shape and have.dtype == want.dtype, (what, have.shape, want.shape, have.dtype, want.dtype)
     torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9, msg=lambda text: f"{what}: {text}")
-
-
-def sentence_of(action, kind=ValueError):
-    try:
-        action()
-    except kind as error:
-        return str(error)
-    raise AssertionError("nothing was raised")
 
 
 def whole_tensors(heads=4, heads_kv=2, rows=ROWS):

@@ -57,7 +57,8 @@ class Call:
     def is_direct(self) -> bool:
         """Whether one call has all keys of the rank, and nobody else has any use for them."""
         table, pieces = self.table, self.pieces
-        return not self.is_ring and self.leaves is None and not self.exchanges and table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
+        is_whole = table.is_local and len(pieces) == 1 and pieces[0].keys == (0, table.rows)
+        return is_whole and not (self.is_ring or self.exchanges or self.leaves is not None)
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
