@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# compile_changed.sh: compiles a part of the CUDA kernels, and demands that nothing spills: of every architecture and kernel
-# entry at least one specialisation, one of 384 of all, which changes with the commit, and within a time all that
-# bench/results/compile/matrix.json does not record with the same text, constants and compiler (scripts/compile_all.sh).
+# compile_changed.sh: compiles a part of the CUDA kernels, and fails where one spills. The part has one specialisation
+# at least of every architecture and kernel entry, and one of 384 of all, which changes with the commit. Within a time
+# it also has those that bench/results/compile/matrix.json does not record with the same text, constants and compiler
+# (scripts/compile_all.sh).
 # Usage: scripts/compile_changed.sh [SECONDS for what is not recorded, default 60]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# sanitize.sh: unit tests, fault tests and random problems under the address and undefined-behaviour sanitizers, and, on three
-# threads, under the thread sanitizer. Usage: scripts/sanitize.sh [SEEDS, default 50]
+# sanitize.sh: unit tests, fault tests and random problems under the address and undefined-behaviour sanitizers. The
+# thread sanitizer takes the tests that have threads, and random problems on three threads.
+# Usage: scripts/sanitize.sh [SEEDS, default 50]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
