@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run flash-attention's own tests, from a checkout, through flash_dmattn's names.
 
-Usage: scripts/their_tests.py --suite fa2|fa3|fa4 --path CHECKOUT [--cells 2000] [--part 1/1] [--seconds N] [--json FILE]
+Usage: scripts/their_tests.py --suite fa2|fa3|fa4 --path CHECKOUT [--cells 2000] [--part 1/1] [--seconds N] [--tests TEXT] [--json FILE]
 
 CHECKOUT is a folder with flash-attention's `tests`, `hopper` and `flash_attn/cute/testing.py`. Cells are taken in the
 order of a hash of their names, until so many have run; those that the suite itself skips do not count. Cells of what
@@ -20,6 +20,7 @@ import importlib.util
 import json
 import math
 import os
+import random
 import sys
 import time
 import types
@@ -43,21 +44,17 @@ class Suite(NamedTuple):
     cells: List[Tuple[str, Callable[[Dict[str, Any]], bool]]]
 
 
-CACHE = "key-value cache and pages"
 FP8 = ("fp8", lambda parameters: "float8" in str(parameters.get("dtype")))
 SUITES = {
     "fa2": Suite(
         ["tests/test_flash_attn.py"],
-        {CACHE: ("kvcache", "paged")},
-        [
-            ("dropout", lambda parameters: parameters.get("dropout_p", 0.0) > 0.0),
-            (CACHE, lambda parameters: bool(parameters.get("paged_kv_block_size"))),
-        ],
+        {},
+        [("dropout", lambda parameters: parameters.get("dropout_p", 0.0) > 0.0)],
     ),
     "fa3": Suite(
         ["hopper/test_flash_attn.py"],
-        {CACHE: ("kvcache",), "schemas of torch.ops.flash_attn_3": ("bw_compatibility",)},
-        [FP8],
+        {"schemas of torch.ops.flash_attn_3": ("bw_compatibility",)},
+        [FP8, ("qv beside a cache", lambda parameters: "has_rotary_seqlens" in parameters and parameters["d"] == 64)],
     ),
     "fa4": Suite(
         [
@@ -68,7 +65,6 @@ SUITES = {
         ],
         {
             "fp8": ("fp8",),
-            CACHE: ("kvcache", "paged"),
             "private functions, and caches of kernels": (
                 "cache_separates", "reuses_fwd_cache", "value_dim_larger", "preallocated_outputs", "explicit_arch",
                 "dynamic_splits_and_semaphore",
@@ -146,6 +142,20 @@ def device_of(name: str) -> Iterator[None]:
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
+def names_of(names: Any) -> List[str]:
+    """The names of one parametrize mark."""
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+
+
+def cell_of(axes: List[Tuple[List[str], List[Any]]], index: int) -> Tuple[Any, ...]:
+    """The values of cell `index` of the product of axes."""
+    cell: List[Any] = []
+    for names, values in axes:
+        index, place = divmod(index, len(values))
+        cell += values[place] if len(names) > 1 else [values[place]]
+    return tuple(cell)
+
+
 class Chooser:
     """A pytest plugin: which cells run, and what became of them."""
 
@@ -161,16 +171,28 @@ class Chooser:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, name: str, obj: Any) -> Any:
-        """No cells of a test that is left out whole: some have hundreds of thousands."""
+        """No cells of a test that is left out whole, and of a large one those that are drawn."""
         if not name.startswith("test_"):
             return None
+        if self.options.tests not in name:
+            return []
+        marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "parametrize"]
+        axes = [(names_of(mark.args[0]), list(mark.args[1])) for mark in marks]
+        count = math.prod(len(values) for _, values in axes)
         for reason, parts in self.suite.tests.items():
             if any(part in name for part in parts):
-                marks = [mark for mark in getattr(obj, "pytestmark", ()) if mark.name == "parametrize"]
-                count = math.prod(len(list(mark.args[1])) for mark in marks)
                 self.left_out[reason] += count
                 self.collected += count
                 return []
+        draw = self.options.draw
+        if count > draw:  # some have hundreds of thousands, which pytest would take minutes to make
+            self.left_out["not drawn, of tests of more cells than are drawn"] += count - draw
+            self.collected += count - draw
+            others = [mark for mark in obj.pytestmark if mark.name != "parametrize"]
+            drawn = random.Random(f"{self.options.seed} {name}").sample(range(count), draw)
+            names = [each for axis, _ in axes for each in axis]
+            one = pytest.mark.parametrize(names, [cell_of(axes, index) for index in drawn])
+            obj.pytestmark = [*others, one.mark]
         return None
 
     def reason(self, item: Any) -> Optional[str]:
@@ -255,6 +277,8 @@ def options_of(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the order; default 1")
     parser.add_argument("--part", type=part_of, default=(1, 1), help="PART/PARTS; default 1/1")
     parser.add_argument("--seconds", type=float, help="end after so many seconds")
+    parser.add_argument("--tests", default="", help="only tests whose names hold this text")
+    parser.add_argument("--draw", type=int, default=8000, help="at most so many cells of a test, by the seed; default 8000")
     parser.add_argument("--largest", type=int, help="leave out cells of longer sequences")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--commit", help="the checkout's, for the record")

@@ -656,11 +656,7 @@ REFUSED = {
         q, k, v, window_size=(-2, None), page_table=USED
     ),
     "k_new is given": lambda q, k, v: flash_attn_interface._flash_attn_forward(q, k, v, k),
-    "alibi_slopes is given, but flash_dmattn does not take it beside a key-value cache": lambda q, k, v: (
-        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=USED, alibi_slopes=torch.rand(4))
-    ),
     "qv is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, qv=q, cache_seqlens=4),
-    "attention_chunk is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, attention_chunk=4),
     "requires a gradient, but cache calls are forward only": lambda q, k, v: flash_attn.flash_attn_with_kvcache(
         q.clone().requires_grad_(), k, v
     ),
@@ -754,6 +750,45 @@ def test_cached_keys_are_those_of_a_dense_call(function, paged, options):
         start = b == 0 and paged and 6 or 0
         written = caches[0][start : start + 6].reshape(24, 2, 16) if paged else caches[0][b]
         assert torch.equal(written[:length], k[b, :length])
+
+
+SLOPES = torch.tensor([[0.5, 0.25, 0.125, 0.0625], [1.0, 0.3, 0.2, 0.1]])
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (5, 0)}, {"window_size": (4, 2)}])
+def test_alibi_beside_a_cache_is_that_of_a_dense_call(options, rows, paged):
+    q, k, v = tensors(rows=rows, keys=23)
+    (out, lse), _ = cached_call(flash_attn.flash_attn_with_kvcache, q, k, v, 3, paged, alibi_slopes=SLOPES, **options)
+    for b, length in enumerate((CACHED + 3).tolist()):
+        one = slice(b, b + 1)
+        want = flash_attn.flash_attn_func(
+            q[one], k[one, :length], v[one, :length], alibi_slopes=SLOPES[b], return_attn_probs=True, **options
+        )
+        torch.testing.assert_close(out[one], want[0])
+        torch.testing.assert_close(lse[one], want[1])
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("pads", [None, torch.tensor([2, 5], dtype=torch.int32)])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (5, 1)}])
+def test_chunks_beside_a_cache_are_those_of_a_dense_call(options, pads, packed, paged):
+    q, k, v = tensors(rows=3, keys=23)
+    counts = [2, 3] if packed else [3, 3]
+    given = dict(options, attention_chunk=4, cache_leftpad=pads, rotary_seqlens=CACHED)
+    rows = q
+    if packed:
+        rows = torch.cat([q[b, :count] for b, count in enumerate(counts)])
+        given |= {"cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32), "max_seqlen_q": 3}
+    (out, _), _ = cached_call(flash_attn_interface.flash_attn_with_kvcache, rows, k, v, 3, paged, **given)
+    for b, length in enumerate((CACHED + 3).tolist()):
+        first = 0 if pads is None else int(pads[b])
+        mine = q[b : b + 1, : counts[b]], *(each[b : b + 1, first:length] for each in (k, v))
+        want = flash_attn_interface.flash_attn_func(*mine, attention_chunk=4, **options)
+        got = out[sum(counts[:b]) : sum(counts[: b + 1])] if packed else out[b]
+        torch.testing.assert_close(got, want[0])
 
 
 def test_one_length_of_all_sequences_and_no_rows_without_keys():

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .. import flash_dmattn_with_kvcache_func
 from .._arguments import integer_of
+from . import _rules
 from ._refusals import InvalidArgument, Unsupported, again
-from ._rules import Packing, Window
+from ._rules import Lengths, Packing, Window
 
 
 def attend_to_cache(
@@ -35,18 +36,29 @@ def attend_to_cache(
             "a tensor of a call on a key-value cache requires a gradient, but cache calls are forward only: use "
             "flash_attn_varlen_func on packed tensors"
         )
-    given = {"qv": qv, "alibi_slopes": alibi_slopes, "attention_chunk": attention_chunk or None}
-    for name, value in given.items():
-        if value is not None:
-            raise Unsupported(f"{name} is given, but flash_dmattn does not take it beside a key-value cache yet")
+    if qv is not None:
+        raise Unsupported("qv is given, but flash_dmattn does not take it beside a key-value cache yet")
+    if rotary_cos is None:
+        options.pop("rotary_seqlens", None)  # it says where nothing turns
     sequences = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else len(q)
     lengths = cache_seqlens
     if lengths is not None and not isinstance(lengths, Tensor):
         device = getattr(k_cache, "device", None)
         lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32, device=device)
-    left, right = window
+    left, right = window[0], 0 if causal else window[1]
+    correction = None
+    if alibi_slopes is not None or attention_chunk > 0:
+        table = options.get("block_table")
+        room = k_cache.shape[1] * (1 if table is None else table.shape[1])
+        own = _lengths(q, k, lengths, room, cu_seqlens_q, cu_seqlens_k_new)
+        if attention_chunk > 0:
+            first_keys = options.get("cache_leftpad")
+            options["row_intervals"] = _rules.chunks_of_rows(q, cu_seqlens_q, own, attention_chunk, first_keys)
+        if alibi_slopes is not None:
+            slopes = _rules.slopes_of(alibi_slopes, q, sequences)
+            options["attn_bias"], correction = _alibi(slopes, own, q.shape[1], room, right)
     try:
-        return flash_dmattn_with_kvcache_func(
+        results = flash_dmattn_with_kvcache_func(
             q, k_cache, v_cache, k, v, cache_seqlens=lengths, is_causal=causal,
             window_size=(-1 if left is None else left, -1 if right is None or causal else right),
             rotary=None if rotary_cos is None else (rotary_cos, rotary_sin),
@@ -54,6 +66,29 @@ def attend_to_cache(
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise again(error) from error
+    if correction is None or not options.get("return_lse"):
+        return results
+    return results[0], results[1] + correction
+
+
+def _alibi(slopes: Tensor, lengths: Lengths, seqlen_q: int, room: int, right: Optional[int]) -> Any:
+    """The bias, and what it leaves out of lse. A bias of keys alone serves where no key is to the right of its row."""
+    if right == 0 or seqlen_q == 1 and right is None:
+        return _rules.key_bias(slopes, lengths, room), _rules.row_bias(slopes, lengths, seqlen_q, None)
+    return _rules.pair_bias(slopes, lengths, seqlen_q, room), None
+
+
+def _lengths(q: Tensor, k: Any, held: Optional[Tensor], room: int, offsets: Any, new_offsets: Any) -> Lengths:
+    """Rows of each sequence and its keys after appending; int32 [B], or [1] where all have the same."""
+
+    def same(number: int) -> Tensor:
+        return torch.full((1,), number, dtype=torch.int32, device=q.device)
+
+    rows = same(q.shape[1]) if offsets is None else offsets.diff()
+    keys = same(room) if held is None else held
+    if k is not None:
+        keys = keys + (k.shape[1] if new_offsets is None else new_offsets.diff())
+    return Lengths(rows, keys, rows)
 
 
 def check_room(k_cache: Any, k: Any, cache_seqlens: Any, block_table: Any) -> None:

@@ -75,6 +75,24 @@ def intervals_of(k: Tensor, packing: Optional[Packing], lengths: Lengths, window
     return start, torch.where((key >= 0) & (key < keys), end, 0)
 
 
+def chunks_of_rows(
+    q: Tensor, offsets: Optional[Tensor], lengths: Lengths, chunk: int, first_keys: Optional[Tensor]
+) -> Pair:
+    """Row intervals, int32 [B|1, 1, 1, Sq], packed [1, 1, total_q]: a row sees keys of its own chunk. Chunks are counted
+    from first_keys, int32 [B], on; None: from key 0."""
+    before = torch.zeros_like(lengths.keys) if first_keys is None else first_keys
+    shift = lengths.keys - before - lengths.rows
+    if offsets is None:
+        position = shift[:, None] + torch.arange(q.shape[1], dtype=torch.int32, device=q.device)
+        before = before[:, None]
+    else:
+        sequence, row = places(q.shape[0], offsets)
+        position, before = (shift[sequence] + row)[None], before[sequence][None]
+    start = position - position % chunk + before
+    start, end = start.to(torch.int32)[:, None, None], (start + chunk).to(torch.int32)[:, None, None]
+    return (start, end) if offsets is None else (start[0], end[0])
+
+
 def both(first: Optional[Pair], second: Optional[Pair]) -> Optional[Pair]:
     """The intervals of keys that are visible by both pairs."""
     if first is None or second is None:
@@ -111,6 +129,13 @@ def row_bias(slopes: Tensor, lengths: Lengths, seqlen_q: int, packing: Optional[
     sequence, row = places(seqlen_q, packing[0])
     mine = slopes[sequence] if slopes.shape[0] > 1 else slopes
     return (mine * (lengths.rows[sequence] - 1 - row).to(slopes.dtype)[:, None]).transpose(0, 1)
+
+
+def pair_bias(slopes: Tensor, lengths: Lengths, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """[B|1, H, Sq, Sk]: ALiBi, -slope * |distance|."""
+    row = torch.arange(seqlen_q, device=slopes.device)[:, None] + (lengths.keys - lengths.rows)[:, None, None]
+    away = (row - torch.arange(seqlen_k, device=slopes.device)).abs().to(slopes.dtype)
+    return -slopes[:, :, None, None] * away[:, None]
 
 
 def diagonal_bias(slopes: Tensor, lengths: Lengths, seqlen_q: int, seqlen_k: int) -> Tensor:

@@ -235,7 +235,7 @@ def flash_attn_with_kvcache(
     k_cache and v_cache are [B or more, Sk, Hkv, D and Dv], or pages [pages, page_size, Hkv, D and Dv] of any size with
     block_table [B, columns]. k and v [B, Sn, Hkv, D and Dv] are written into them behind cache_seqlens before.
     Beside block_table lengths are read to be compared with it, but not while a CUDA stream is captured. num_splits
-    changes nothing. ALiBi is refused.
+    changes nothing. ALiBi is a bias of [B, H, Sk] numbers, of [B, H, Sq, Sk] where rows see keys to their right.
     """
     _kv_cache.check_room(k_cache, k, cache_seqlens, block_table)
     return _kv_cache.attend_to_cache(
