@@ -280,6 +280,10 @@ def test_bits_of_fewer_ranks(tmp_path, ranks):
     run_ranks(tmp_path, ranks, "reproducible")
 
 
+def test_what_fewer_ranks_cannot_have(tmp_path):
+    run_ranks(tmp_path, 2, "refusals")
+
+
 def test_ranks_that_differ_all_say_so(tmp_path):
     run_ranks(tmp_path, 3, "differences")
 

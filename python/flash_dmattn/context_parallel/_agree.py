@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import weakref
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import torch
@@ -105,18 +106,27 @@ def wait_for(work: Any, timeout: Optional[datetime.timedelta]) -> None:
         work.wait(timeout)
 
 
+# Of each process group that moves nothing on the CPU, the group of gloo with the same ranks.
+_beside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _gloo_of(group: Any, ranks: List[int]) -> Any:
+    if dist.get_backend(group) == "gloo":
+        return group
+    if group not in _beside:
+        _beside[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return _beside[group]
+
+
 class Agreement:
     """Headers of all ranks of a group, by gloo where the group's own backend moves nothing on the CPU."""
 
     def __init__(self, group: Any, timeout: Optional[datetime.timedelta], health: Health) -> None:
         self.timeout, self.health = timeout, health
-        ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-        if dist.get_backend(group) == "gloo":
-            self.group = group
-        else:
-            options: Dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-            with health.watch():
-                self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, **options)
+        group = dist.group.WORLD if group is None else group
+        ranks = dist.get_process_group_ranks(group)
+        with health.watch():
+            self.group = _gloo_of(group, ranks)
         self.ranks = len(ranks)
 
     def _headers(self, mine: torch.Tensor) -> List[Dict[str, Any]]:

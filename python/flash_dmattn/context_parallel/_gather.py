@@ -275,8 +275,9 @@ class Gradients:
             if needs[name]:
                 dtype = tensor.dtype if kind in OF_ROWS and not call.is_ring else wide(tensor.dtype)
                 self.of[name] = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
-        # CUDA kernels write dk and dv in the dtype of k and v, and are added here.
-        self.adds = not operands.q.is_cuda and not call.is_direct and call.leaves is None
+        # Kernels add their part of dk and dv in float32. A tree wants parts of their own, and so do float32 on CUDA.
+        is_half = operands.q.dtype in (torch.float16, torch.bfloat16)
+        self.adds = not call.is_direct and call.leaves is None and (is_half or not operands.q.is_cuda)
         self.traveling = [name for name in ("k", "v") if needs[name] and not call.is_direct]
         self.traveling += ["bias"] if needs["bias"] and call.bias_kind == KEYS else []
 
@@ -300,7 +301,8 @@ class Gradients:
             elif name == "bias" and self.call.bias_kind in OF_ROWS and not self.call.is_ring:
                 written.append(_rows_of(current.of_heads(whole, 1), self.call.bias_kind, piece))
             else:
-                own = torch.empty_like(operand, memory_format=torch.contiguous_format)
+                dtype = wide(operand.dtype) if name in ("k", "v") else operand.dtype
+                own = torch.empty_like(operand, memory_format=torch.contiguous_format, dtype=dtype)
                 written.append(own)
                 added.append((self._part(name, whole, current, parts, piece), own))
         return written, added
