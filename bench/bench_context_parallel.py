@@ -1,11 +1,11 @@
 """Context parallelism beside one card, in one run on the same tensors: time, exactness, bytes and where the time goes.
 
-    NCCL_NVLS_ENABLE=0 torchrun --nproc-per-node 2 bench/bench_context_parallel.py --json results.json
+    NCCL_NVLS_ENABLE=0 torchrun --nproc-per-node 2 bench/bench_context_parallel.py --peers --json results.json
 
 P is what torchrun starts. Every case is checked against one card first. Samples of one card and of all ranks take turns;
 a time of all ranks is that of the slowest, and a ratio is of medians. "compute" is the rank's own calls on keys that are
-there already, "copy" its exchanges alone: what is above both is what the overlap costs. Without a GPU the same program
-runs on gloo with small sizes (--small), to be tested.
+there already, "copy" its exchanges alone: what is above both is what the overlap costs. "predicted" is what fdm plan
+--ranks says of the case. Without a GPU the same program runs on gloo with small sizes (--small), to be tested.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
+import shutil
 import statistics
+import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import flash_dmattn
 import torch
 import torch.distributed as dist
 from flash_dmattn import flash_dmattn_func, masks
@@ -25,9 +29,23 @@ from flash_dmattn.context_parallel._engine import Operands, changed, forward, ne
 from flash_dmattn.context_parallel._exchange import Fetch
 from flash_dmattn.context_parallel._pieces import make_pieces
 
-SHAPES = ((8192, 32, 4), (8192, 16, 16), (32768, 32, 4), (32768, 16, 16), (65536, 16, 16))
-SMALL = ((256, 4, 2), (512, 4, 4))
 KINDS = ("causal", "window", "documents", "topw")
+SHAPES = ((8192, 32, 4), (8192, 16, 16), (32768, 32, 4), (32768, 16, 16), (65536, 16, 16))
+LONG = ((32768, 16, 16), (32768, 32, 4))
+CELLS = [("causal", each) for each in SHAPES] + [(kind, each) for kind in KINDS[1:] for each in LONG]
+SMALL = ((256, 4, 2), (512, 4, 4))
+NUM_DOCUMENTS = 12
+BALANCED = 0.03  # a layout whose heaviest rank is less above the mean is as good as another
+
+
+def _falling_lengths(total: int, count: int, longest: int) -> List[int]:
+    """Offsets of documents whose lengths fall evenly from the longest on, as fdm plan --varlen takes them."""
+    mean = total / count
+    spread, offsets, end = min(longest - mean, mean), [0], 0.0
+    for number in range(count):
+        end += mean + spread * (1 - 2 * number / (count - 1))
+        offsets.append(int(end + 0.5) if number + 1 < count else total)
+    return offsets
 
 
 class Case:
@@ -45,34 +63,56 @@ class Case:
             return tensor.to(dtype)
 
         self.q, self.k, self.v, self.dout = draw(self.heads), draw(self.heads_kv), draw(self.heads_kv), draw(self.heads)
-        ranks, block = dist.get_world_size(), min(256, max(8, self.seqlen // 32))
         self.call: Dict[str, Any] = {"is_causal": True}
         self.mask = Mask(is_causal=True)
-        if kind == "causal":
-            self.layout = Layout.zigzag(self.seqlen, ranks, block)
-        elif kind == "window":
+        self.asked = ["--causal"]  # of fdm plan
+        offsets: Optional[List[int]] = None
+        if kind == "window":
             self.call["window_size"] = (self.seqlen // 16, 0)
             self.mask = Mask(is_causal=True, window_size=self.call["window_size"])
-            self.layout = Layout.contiguous(self.seqlen, ranks, block)
+            self.asked += ["--window", f"{self.seqlen // 16},0"]
         elif kind == "topw":
             bias = torch.randn(1, self.heads_kv, self.seqlen, device=device, generator=generator)
-            pair = masks.topk_intervals(bias, self.seqlen // 16)
-            self.call = {"key_intervals": pair}
-            self.mask = Mask(key_intervals=tuple(pair))
-            self.layout = Layout.contiguous(self.seqlen, ranks, block)
-        else:
-            lengths = torch.randint(self.seqlen // 64, self.seqlen // 8, (64,), generator=torch.Generator().manual_seed(2))
-            offsets = [0, *[x for x in lengths.cumsum(0).tolist() if x < self.seqlen], self.seqlen]
+            self._take_intervals(masks.topk_intervals(bias, self.seqlen // 16))
+            self.asked = ["--topk", f"{self.seqlen // 16}"]
+        elif kind == "documents":
+            longest = self.seqlen // 8
+            offsets = _falling_lengths(self.seqlen, NUM_DOCUMENTS, longest)
             cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
-            pair = masks.document_intervals(cu_seqlens, seqlen=self.seqlen)
-            self.call = {"key_intervals": pair}
-            self.mask = Mask(key_intervals=tuple(pair))
-            whole = Layout.documents(offsets, ranks, block)
-            swapped = Layout.balanced([self.mask], ranks, total=self.seqlen, block=max(block, self.seqlen // 64))
-            self.layout = min((whole, swapped), key=lambda each: each.imbalance(self.mask))
-        self.cp = ContextParallel(
-            self.layout, None, options.algorithm, head_sets=options.sets if kind == "causal" else None
+            self._take_intervals(masks.document_intervals(cu_seqlens, seqlen=self.seqlen))
+            self.asked += ["--varlen", "--batch", f"{NUM_DOCUMENTS}", "--total", f"{self.seqlen}", "--seqlen-q", f"{longest}"]
+        self.layout_name, self.layout = self._choose_layout(offsets)
+        sets = options.sets if kind == "causal" else None
+        self.cp, *others = (
+            ContextParallel(self.layout, None, options.algorithm, head_sets=sets, sm_margin=margin)
+            for margin in options.margins
         )
+        self.others = dict(zip(options.margins[1:], others))
+
+    def _take_intervals(self, pair: Any) -> None:
+        self.call = {"key_intervals": tuple(pair)}
+        self.mask = Mask(key_intervals=tuple(pair))
+
+    def _choose_layout(self, offsets: Optional[List[int]]) -> Tuple[str, Layout]:
+        """Zigzag under a causal mask; else of the balanced ones the one by which fewest keys travel."""
+        ranks, block = dist.get_world_size(), min(256, max(8, self.seqlen // 32))
+        if self.kind == "causal":
+            return "zigzag", Layout.zigzag(self.seqlen, ranks, block)
+        layouts = {
+            "contiguous": Layout.contiguous(self.seqlen, ranks, block),
+            "zigzag": Layout.zigzag(self.seqlen, ranks, block),
+            "balanced": Layout.balanced([self.mask], ranks, total=self.seqlen, block=max(block, self.seqlen // 64)),
+        }
+        if offsets is not None:
+            layouts["documents"] = Layout.documents(offsets, ranks, block)
+
+        def rank_of(name: str) -> Tuple[float, int]:
+            layout = layouts[name]
+            fetched = max(layout.fetched(self.mask, rank) for rank in range(ranks))
+            return max(layout.imbalance(self.mask), BALANCED), fetched
+
+        name = min(layouts, key=rank_of)
+        return name, layouts[name]
 
     def name(self) -> str:
         return f"{self.kind} S{self.seqlen} H{self.heads}/{self.heads_kv} D{self.head_dim}"
@@ -239,6 +279,13 @@ def forward_works(case: Case) -> Dict[str, Callable[[], Any]]:
             case.cp.flash_dmattn_func(q, k, v, **case.call)
 
     works = {"one card": one_card, "ranks": all_ranks}
+    for margin, cp in case.others.items():
+
+        def with_margin(cp: ContextParallel = cp) -> None:
+            with torch.no_grad():
+                cp.flash_dmattn_func(q, k, v, **case.call)
+
+        works[f"ranks, {margin} SMs left"] = with_margin
     for name, make in (("compute", compute_alone), ("copy", copy_alone)):
         work = make(case)
         if work is not None:
@@ -251,11 +298,28 @@ def backward_works(case: Case) -> Dict[str, Callable[[], Any]]:
     *local, dout = case.shards()
     local = [each.requires_grad_() for each in local]
     whole = flash_dmattn_func(*leaves, **case.call)
-    part = case.cp.flash_dmattn_func(*local, **case.call)
-    return {
-        "one card": lambda: torch.autograd.grad(whole, leaves, case.dout, retain_graph=True),
-        "ranks": lambda: torch.autograd.grad(part, local, dout, retain_graph=True),
-    }
+    works = {"one card": lambda: torch.autograd.grad(whole, leaves, case.dout, retain_graph=True)}
+    for name, cp in {"ranks": case.cp, **{f"ranks, {margin} SMs left": cp for margin, cp in case.others.items()}}.items():
+        part = cp.flash_dmattn_func(*local, **case.call)
+        works[name] = lambda part=part: torch.autograd.grad(part, local, dout, retain_graph=True)
+    return works
+
+
+def predicted(case: Case, name: str, options: Any) -> Optional[Dict[str, float]]:
+    """What fdm plan --ranks says of the pass; None where there is no device to say it of."""
+    tool = shutil.which("fdm") or shutil.which("fdm", path=str(pathlib.Path(flash_dmattn.__file__).parents[1] / "bin"))
+    if not options.device_name or tool is None:
+        return None
+    command = [
+        tool, "plan", "--device", options.device_name, "--pass", name, "--seqlen-q", f"{case.seqlen}",
+        "--heads", f"{case.heads}", "--heads-kv", f"{case.heads_kv}", "--head-dim", f"{case.head_dim}", "--dtype", "bf16",
+        *case.asked, "--ranks", f"{dist.get_world_size()}", "--layout", case.layout_name, "--algorithm", "gather", "--json",
+    ]  # fmt: skip
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode:
+        raise SystemExit(f"{' '.join(command)}: {said.stderr}")
+    forecast = json.loads(said.stdout)
+    return {"one card": forecast["one_rank_seconds"], "ranks": forecast["seconds"]}
 
 
 def torch_samples(case: Case, samples: int) -> Dict[str, List[float]]:
@@ -294,6 +358,7 @@ def measure(case: Case, options: Any) -> Dict[str, Any]:
         "sets": explained.get("sets"),
         "keys_fetched": explained.get("keys_fetched"),
         "bytes_received_rank_0": explained.get("bytes_received"),
+        "layout": case.layout_name,
         "imbalance": case.layout.imbalance(case.mask),
         "checks": checks,
         "passes": {},
@@ -308,6 +373,7 @@ def measure(case: Case, options: Any) -> Dict[str, Any]:
             "seconds": middle,
             "samples": samples,
             "speedup": middle["one card"] / middle["ranks"],
+            "predicted": predicted(case, name, options),
         }
     if options.peers:
         try:
@@ -321,7 +387,8 @@ def measure(case: Case, options: Any) -> Dict[str, Any]:
 
 def show(record: Dict[str, Any]) -> None:
     equal = ", ".join(f"{name} {100 * numbers['equal']:.2f} %" for name, numbers in record["checks"].items())
-    print(f"{record['case']}: {record['algorithm']}, sets {record['sets']}, imbalance {100 * record['imbalance']:.1f} %")
+    how = f"{record['algorithm']}, {record['layout']}, sets {record['sets']}, imbalance {100 * record['imbalance']:.1f} %"
+    print(f"{record['case']}: {how}")
     if isinstance(record.get("torch"), str):
         print(f"    torch: {record['torch']}")
     for name, numbers in record["torch"].items() if isinstance(record.get("torch"), dict) else ():
@@ -329,17 +396,21 @@ def show(record: Dict[str, Any]) -> None:
     print(f"    equal to one card: {equal}; repeatable {record.get('repeatable')}")
     for name, numbers in record["passes"].items():
         times = ", ".join(f"{what} {1e3 * each:.3f} ms" for what, each in numbers["seconds"].items())
+        for what, seconds in (numbers["predicted"] or {}).items():
+            times += f", {what} predicted {1e3 * seconds:.3f} ms ({seconds / numbers['seconds'][what] - 1:+.1%})"
         print(f"    {name}: {numbers['speedup']:.2f}x; {times}", flush=True)
 
 
 def parse() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default="causal", help=f"of {','.join(KINDS)}")
-    parser.add_argument("--shapes", default="", help="S:H:Hkv,..; default those of the specification")
+    parser.add_argument("--kinds", default="", help=f"of {','.join(KINDS)}; default: all of them on their own shapes")
+    parser.add_argument("--shapes", default="", help="S:H:Hkv,.. of each kind")
+    parser.add_argument("--margins", default="0", help="multiprocessors left to copies, 0,16 say: each is measured")
+    parser.add_argument("--device-name", default=None, help="of fdm plan; default that of the device, without one none")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--algorithm", default="gather", help="auto, gather or ulysses")
     parser.add_argument("--sets", default="", help="KV heads of each set, 2,6,6,2 say; of causal cases")
-    parser.add_argument("--samples", type=int, default=15)
+    parser.add_argument("--samples", type=int, default=11)
     parser.add_argument("--repeats", type=int, default=3, help="of the check that bits are repeatable; 0: none")
     parser.add_argument("--peers", action="store_true", help="PyTorch's context parallelism beside it")
     parser.add_argument("--forward-only", action="store_true")
@@ -347,11 +418,36 @@ def parse() -> Any:
     parser.add_argument("--json", default="", help="where results are written")
     options = parser.parse_args()
     options.sets = [int(each) for each in options.sets.split(",")] if options.sets else None
-    shapes = SMALL if options.small else SHAPES
+    options.margins = [int(each) for each in options.margins.split(",")]
+    cells, shapes = CELLS, SMALL if options.small else SHAPES
     if options.shapes:
         shapes = tuple(tuple(map(int, each.split(":"))) for each in options.shapes.split(","))
-    options.shapes = shapes
+    if options.kinds or options.shapes or options.small:
+        cells = [(kind, shape) for kind in (options.kinds or ",".join(KINDS)).split(",") for shape in shapes]
+    options.cells = cells
     return options
+
+
+def write(options: Any, device: torch.device, records: List[Dict[str, Any]]) -> None:
+    on_cuda = device.type == "cuda"
+    about = {
+        "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
+        "ranks": dist.get_world_size(),
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_cuda else None,
+        "options": {name: value for name, value in vars(options).items() if name != "json"},
+        "records": records,
+    }
+    with open(options.json, "w") as file:
+        json.dump(about, file, indent=1)
+
+
+def show_errors(records: List[Dict[str, Any]]) -> None:
+    """Of the predicted times of all ranks."""
+    passes = [each for record in records for each in record["passes"].values() if each["predicted"]]
+    errors = [abs(each["predicted"]["ranks"] / each["seconds"]["ranks"] - 1) for each in passes]
+    if errors:
+        print(f"predicted times of ranks: mean error {statistics.mean(errors):.1%}, largest {max(errors):.1%}", flush=True)
 
 
 def main() -> None:
@@ -364,25 +460,19 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
-    records = []
-    for kind in options.kinds.split(","):
-        for shape in options.shapes:
-            case = Case(kind, shape, options.head_dim, device, options)
-            records.append(measure(case, options))
-            del case
-            if dist.get_rank() == 0:
-                show(records[-1])
-    if dist.get_rank() == 0 and options.json:
-        about = {
-            "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
-            "ranks": dist.get_world_size(),
-            "torch": torch.__version__,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_cuda else None,
-            "options": {name: value for name, value in vars(options).items() if name != "json"},
-            "records": records,
-        }
-        with open(options.json, "w") as file:
-            json.dump(about, file, indent=1)
+    if on_cuda and options.device_name is None:
+        options.device_name = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    records: List[Dict[str, Any]] = []
+    for kind, shape in options.cells:
+        case = Case(kind, shape, options.head_dim, device, options)
+        records.append(measure(case, options))
+        del case
+        if dist.get_rank() == 0:
+            show(records[-1])
+            if options.json:
+                write(options, device, records)
+    if dist.get_rank() == 0:
+        show_errors(records)
     dist.destroy_process_group()
 
 
