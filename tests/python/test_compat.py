@@ -657,8 +657,8 @@ REFUSED = {
     ),
     "k_new is given": lambda q, k, v: flash_attn_interface._flash_attn_forward(q, k, v, k),
     "qv is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, qv=q, cache_seqlens=4),
-    "requires a gradient, but cache calls are forward only": lambda q, k, v: flash_attn.flash_attn_with_kvcache(
-        q.clone().requires_grad_(), k, v
+    "a call on a key-value cache has no backward": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(q.clone().requires_grad_(), k, v).sum().backward()
     ),
     "alibi_slopes are given to a private backward function": lambda q, k, v: fa2._flash_attn_backward(
         q, q, k, v, q, q, None, None, None, 0.0, 1.0, True, -1, -1, 0.0, torch.rand(4), False
@@ -806,6 +806,10 @@ def test_a_cache_may_be_on_a_cuda_device(module):
     with FakeTensorMode():
         q, *others = (torch.empty(2, n, h, 16, device="cuda") for n, h in ((2, 4), (9, 2), (9, 2), (2, 2), (2, 2)))
         out, lse = module.flash_attn_with_kvcache(q, *others, cache_seqlens=4, return_softmax_lse=True)
+        if module is flash_attn_interface:  # packed rows, without a bound of their number
+            offsets = torch.empty(3, dtype=torch.int32, device="cuda")
+            packed = module.flash_attn_with_kvcache(q.flatten(0, 1), *others, cache_seqlens=4, cu_seqlens_q=offsets)
+            assert packed.shape == (4, 4, 16)
     assert out.shape == q.shape and lse.shape == (2, 4, 2) and out.device == lse.device == q.device
 
 
@@ -852,7 +856,7 @@ def test_packed_functions_take_pages(version, given, options):
         call = functools.partial(flash_attn_cute.flash_attn_varlen_func, return_lse=True, learnable_sink=sink, **options)
         want = call(q, k, v, cu_seqlens_q=offsets[0], cu_seqlens_k=offsets[1], max_seqlen_q=4, max_seqlen_k=21)
         known = {"cu_seqlens_k": offsets[1]} if used is None else {"seqused_k": used}
-        have = call(q, *pages, cu_seqlens_q=offsets[0], max_seqlen_q=4, page_table=table[0], **known)
+        have = call(q, *pages, cu_seqlens_q=offsets[0], page_table=table[0], **known)
     for one, other in zip(have, want):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5)
     assert torch.isinf(have[1][:, 3:5]).all() or sink is not None

@@ -31,11 +31,8 @@ def attend_to_cache(
         raise InvalidArgument("one of rotary_cos and rotary_sin is given without the other: give both")
     if rotary_cos is not None and k is None:
         raise InvalidArgument("rotary_cos is given without k: only a call with new keys turns them")
-    if any(getattr(each, "requires_grad", False) for each in (q, k_cache, v_cache, k, v)):
-        raise Unsupported(
-            "a tensor of a call on a key-value cache requires a gradient, but cache calls are forward only: use "
-            "flash_attn_varlen_func on packed tensors"
-        )
+    sources = [each for each in (q, k_cache, v_cache, k, v) if getattr(each, "requires_grad", False)]
+    q, k_cache, v_cache, k, v = (each.detach() if isinstance(each, Tensor) else each for each in (q, k_cache, v_cache, k, v))
     if qv is not None:
         raise Unsupported("qv is given, but flash_dmattn does not take it beside a key-value cache yet")
     if rotary_cos is None:
@@ -45,6 +42,7 @@ def attend_to_cache(
     if lengths is not None and not isinstance(lengths, Tensor):
         device = getattr(k_cache, "device", None)
         lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32, device=device)
+    most = q.shape[0] if cu_seqlens_q is not None and q.is_cuda else 0  # without a bound, one that is not read there
     left, right = window[0], 0 if causal else window[1]
     correction = None
     if alibi_slopes is not None or attention_chunk > 0:
@@ -62,13 +60,31 @@ def attend_to_cache(
             q, k_cache, v_cache, k, v, cache_seqlens=lengths, is_causal=causal,
             window_size=(-1 if left is None else left, -1 if right is None or causal else right),
             rotary=None if rotary_cos is None else (rotary_cos, rotary_sin),
-            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or 0, cu_seqlens_new=cu_seqlens_k_new, **options,
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or most, cu_seqlens_new=cu_seqlens_k_new, **options,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise again(error) from error
-    if correction is None or not options.get("return_lse"):
+    if correction is not None and options.get("return_lse"):
+        results = results[0], results[1] + correction
+    if not sources or not torch.is_grad_enabled():
         return results
-    return results[0], results[1] + correction
+    if isinstance(results, tuple):
+        return tuple(_ForwardOnly.apply(each, *sources) for each in results)  # type: ignore[no-untyped-call]
+    return _ForwardOnly.apply(results, *sources)  # type: ignore[no-untyped-call]
+
+
+class _ForwardOnly(torch.autograd.Function):
+    """A result of tensors that require gradients, which it has none for."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, *sources: Tensor) -> Tensor:
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise Unsupported(
+            "a call on a key-value cache has no backward: use flash_attn_varlen_func on packed tensors without a table of pages"
+        )
 
 
 def _alibi(slopes: Tensor, lengths: Lengths, seqlen_q: int, room: int, right: Optional[int]) -> Any:
