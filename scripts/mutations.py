@@ -230,8 +230,8 @@ MUTATIONS = [
     # rules, masks, merge
     Mutation(
         "a rule's bound of shared memory", "src/families/mma/backward/mma_rules.c",
-        "{MMA_SM90, 128, MMA_ANY_LENGTH, KB(176), 128, 128, MMA_SINGLE_BUFFERED, \"the largest tile without a spill\",",
-        "{MMA_SM90, 128, MMA_ANY_LENGTH, KB(160), 128, 128, MMA_SINGLE_BUFFERED, \"the largest tile without a spill\",",
+        "{.takes = {.column = MMA_SM90, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH, .limit_min = KB(176)},",
+        "{.takes = {.column = MMA_SM90, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH, .limit_min = KB(160)},",
         "test_rules"),
     Mutation(
         "which of two equal keys top-W keeps", "src/masks/topk/topk.c",

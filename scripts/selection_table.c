@@ -6,22 +6,22 @@
 #include "families/mma/backward/mma_rules.h"
 
 static int64_t bytes_of(const struct mma_backward_row *row, int32_t stages, int32_t v_in_registers) {
-    return mma_backward_shared_bytes(row->block_m, row->block_n, stages, v_in_registers, row->head_dim_max,
-                                     row->head_dim_max);
+    return mma_backward_shared_bytes(row->shape.block_m, row->shape.block_n, stages, v_in_registers,
+                                     row->takes.head_dim_max, row->takes.head_dim_max);
 }
 
 static void print_bytes(const struct mma_backward_row *row) {
-    const int doubled = row->variant == MMA_DOUBLE_BUFFERED || row->variant == MMA_DOUBLE_IF_IT_FITS;
-    printf("%.4g", (double)bytes_of(row, doubled ? 2 : 1, row->variant == MMA_V_IN_REGISTERS) / 1024);
-    if (row->variant == MMA_DOUBLE_IF_IT_FITS)
+    const int doubled = row->shape.variant == MMA_DOUBLE_BUFFERED || row->shape.variant == MMA_DOUBLE_IF_IT_FITS;
+    printf("%.4g", (double)bytes_of(row, doubled ? 2 : 1, row->shape.variant == MMA_V_IN_REGISTERS) / 1024);
+    if (row->shape.variant == MMA_DOUBLE_IF_IT_FITS)
         printf(" or %.4g", (double)bytes_of(row, 1, 0) / 1024);
 }
 
 static const char *code_of(const struct mma_backward_row *row) {
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         const struct mma_backward_code *code = &mma_backward_codes[i];
-        if (code->column == row->column && code->block_m == row->block_m && code->block_n == row->block_n &&
-            code->v_in_registers == (row->variant == MMA_V_IN_REGISTERS))
+        if (code->column == row->takes.column && code->block_m == row->shape.block_m &&
+            code->block_n == row->shape.block_n && code->v_in_registers == (row->shape.variant == MMA_V_IN_REGISTERS))
             return code->code;
     }
     return "none";
@@ -49,13 +49,13 @@ static void print_rows(void) {
            "|\n|---|---|---|---|---|---|---|---|---|\n");
     for (int32_t i = 0; i < mma_backward_row_count; i++) {
         const struct mma_backward_row *row = &mma_backward_rows[i];
-        printf("| %s | %d | ", mma_column_name(row->column), row->head_dim_max);
-        print_lengths(row->lengths);
-        if (row->limit_min)
-            printf(" | >= %.4g KB", (double)row->limit_min / 1024);
+        printf("| %s | %d | ", mma_column_name(row->takes.column), row->takes.head_dim_max);
+        print_lengths(row->takes.lengths);
+        if (row->takes.limit_min)
+            printf(" | >= %.4g KB", (double)row->takes.limit_min / 1024);
         else
             printf(" | any");
-        printf(" | %dx%d | %s | ", row->block_m, row->block_n, mma_variant_name(row->variant));
+        printf(" | %dx%d | %s | ", row->shape.block_m, row->shape.block_n, mma_variant_name(row->shape.variant));
         print_bytes(row);
         printf(" | `%s` | %s |\n", code_of(row), row->reason);
     }

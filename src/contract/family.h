@@ -2,6 +2,9 @@
 #ifndef FDM_FAMILY_H
 #define FDM_FAMILY_H
 
+#include <string.h>
+
+#include "base/count_arguments.h"
 #include "problem/problem.h"
 
 struct kernel_info {
@@ -10,13 +13,35 @@ struct kernel_info {
     fdm_pass pass;
 };
 
-/* The parameters of a kernel's plans, from one list: X(NAME) for each. enum { LIST(PLAN_PARAMETER) } are their places
- * in fdm_plan.parameters, and PLAN_PARAMETERS(LIST) the names under which a plan's JSON has them. A parameter that
- * becomes a constant of the kernel has the constant's name. */
-#define PLAN_PARAMETER(name)      name,
-#define PLAN_PARAMETER_NAME(name) #name,
+/* The parameters of a kernel's plans, from one list: X(NAME) for each, in the order of fdm_plan.parameters. A parameter
+ * that becomes a constant of the kernel has the constant's name. PLAN_PARAMETERS(LIST) are the names under which a
+ * plan's JSON has them; PLAN_PARAMETER_STRUCT(LIST) declares struct parameters, and the functions that read it from a
+ * plan and write it there. */
+#define PLAN_PARAMETER_NAME(name)  #name,
+#define PLAN_PARAMETER_FIELD(name) int32_t name;
 #define PLAN_PARAMETERS(LIST) \
     (const char *const[FDM_PLAN_PARAMETERS + 1]) { LIST(PLAN_PARAMETER_NAME) NULL }
+#define PLAN_PARAMETER_STRUCT(LIST)                                                                             \
+    struct parameters {                                                                                         \
+        LIST(PLAN_PARAMETER_FIELD)                                                                              \
+    };                                                                                                          \
+    _Static_assert(sizeof(struct parameters) <= sizeof((fdm_plan *)0)->parameters, "a plan has room for them"); \
+    static inline __attribute__((unused)) struct parameters parameters_of(const fdm_plan *plan) {               \
+        struct parameters parameters;                                                                           \
+        memcpy(&parameters, plan->parameters, sizeof parameters);                                               \
+        return parameters;                                                                                      \
+    }                                                                                                           \
+    static inline __attribute__((unused)) void write_parameters(fdm_plan *plan, struct parameters parameters) { \
+        memcpy(plan->parameters, &parameters, sizeof parameters);                                               \
+    }                                                                                                           \
+    struct parameters
+/* PLAN_SET_PARAMETERS(plan, .NAME = value, ...): all of them; one that is left out does not compile. */
+#define PLAN_SET_PARAMETERS(plan, ...)                                                              \
+    do {                                                                                            \
+        _Static_assert(sizeof(struct parameters) == sizeof(int32_t) * COUNT_ARGUMENTS(__VA_ARGS__), \
+                       "a value for each parameter");                                               \
+        write_parameters(plan, (struct parameters){__VA_ARGS__});                                   \
+    } while (0)
 
 /* In which order blocks take the tiles of a problem, where a kernel leaves the choice; SCHEDULER_ANY: as the rules have
  * it. */

@@ -21,7 +21,7 @@
 #include "gpu/combine_splits.h"
 #include "scenario.h"
 
-enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_DECODE_PARAMETERS);
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, second = {FDM_CUDA, 1}, host = {FDM_CPU, 0};
 
@@ -223,14 +223,14 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     }
     if (kind != CALL_DECODE)
         return 1;
-    want[0].grid[0] = (unsigned)(plan->parameters[SPLITS] * p->batch * p->heads_kv);
-    want[0].block[0] = (unsigned)(32 * plan->parameters[WARPS]); /* warps */
-    want[0].programmatic = plan->parameters[EARLY];
+    want[0].grid[0] = (unsigned)(parameters_of(plan).SPLITS * p->batch * p->heads_kv);
+    want[0].block[0] = (unsigned)(32 * parameters_of(plan).WARPS); /* warps */
+    want[0].programmatic = parameters_of(plan).EARLY;
     snprintf(other.entry, sizeof other.entry, "combine_splits");
     other.grid[0] = (unsigned)rows;
     other.block[0] = 32 * COMBINE_SPLITS_WARPS;
     other.shared_bytes = 0;
-    other.programmatic = plan->parameters[EARLY];
+    other.programmatic = parameters_of(plan).EARLY;
     want[1] = other;
     return 2;
 }
@@ -286,9 +286,9 @@ static void decode_in_a_cluster(void) {
         assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
         assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
         assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
-        const int32_t splits = plan.parameters[SPLITS];
+        const int32_t splits = parameters_of(&plan).SPLITS;
         assert_true(splits > 1 && splits <= MMA_DECODE_CLUSTER_MAX(plan.stages));
-        const int clustered = plan.parameters[MERGE] == MMA_MERGE_CLUSTER;
+        const int clustered = parameters_of(&plan).MERGE == MMA_MERGE_CLUSTER;
         assert_int_equal(clustered, facts.compute_major == 9);
         assert_int_equal(plan.workspace_bytes == 0, clustered);
         if (clustered) {
@@ -297,7 +297,9 @@ static void decode_in_a_cluster(void) {
             assert_string_equal(have.entry, "mma_decode");
             assert_int_equal(have.cluster, splits);
             assert_int_equal(have.grid[0], splits * problem.batch * problem.heads_kv);
-            plan.parameters[SPLITS] = MMA_DECODE_CLUSTER_MAX(plan.stages) + 1;
+            struct parameters x = parameters_of(&plan);
+            x.SPLITS = MMA_DECODE_CLUSTER_MAX(plan.stages) + 1;
+            write_parameters(&plan, x);
             assert_refused(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT,
                            "tile or workspace");
         }

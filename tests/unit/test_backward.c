@@ -13,7 +13,7 @@
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
-enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_BACKWARD_PARAMETERS);
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen, int64_t head_dim) {
     fdm_problem p = fdm_problem_default();
@@ -80,7 +80,7 @@ static void groups_are_split_where_blocks_are_few(void **state) {
         p.causal = cases[i].causal;
         const fdm_plan plan = plan_of("sm_90", &p);
         const struct launched l = launched_by(&plan);
-        assert_int_equal(plan.parameters[GROUP_PARTS], cases[i].parts);
+        assert_int_equal(parameters_of(&plan).GROUP_PARTS, cases[i].parts);
         assert_int_equal(l.split, cases[i].parts > 1);
         assert_int_equal(l.combines, cases[i].parts > 1);
         assert_int_equal(strstr(plan.reason, "whose sums are added") != NULL, cases[i].parts > 1);
@@ -90,6 +90,11 @@ static void groups_are_split_where_blocks_are_few(void **state) {
         const int64_t sums = cases[i].parts * p.heads_kv * p.batch * p.seqlen_k * 2 * cases[i].head_dim * 4;
         assert_int_equal(plan.workspace_bytes - unsplit.workspace_bytes, cases[i].parts > 1 ? sums : 0);
     }
+}
+
+static int32_t in_turn_of(const fdm_problem *p) {
+    const fdm_plan plan = plan_of("sm_90", p);
+    return parameters_of(&plan).IN_TURN;
 }
 
 static void heads_take_turns_where_every_block_walks_from_the_first_row(void **state) {
@@ -107,12 +112,12 @@ static void heads_take_turns_where_every_block_walks_from_the_first_row(void **s
         fdm_problem p = problem_of(cases[i].batch, cases[i].heads, cases[i].heads, cases[i].seqlen, cases[i].head_dim);
         p.causal = cases[i].causal;
         p.deterministic = cases[i].deterministic;
-        assert_int_equal(plan_of("sm_90", &p).parameters[IN_TURN], cases[i].heads_in_turn);
+        assert_int_equal(in_turn_of(&p), cases[i].heads_in_turn);
         p.has_bias = p.needs_dbias = 1; /* heads queue for its gradient: each after the one before */
         p.bias_dtype = p.dtype;
         p.bias_shape[2] = p.seqlen_q;
         p.bias_shape[3] = p.seqlen_k;
-        assert_int_equal(plan_of("sm_90", &p).parameters[IN_TURN], cases[i].heads == 1 ? cases[i].heads_in_turn : 0);
+        assert_int_equal(in_turn_of(&p), cases[i].heads == 1 ? cases[i].heads_in_turn : 0);
     }
 }
 
@@ -174,14 +179,16 @@ static void rings(void **state) {
         p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
         fdm_plan plan = plan_of(cases[i].device, &p);
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
-        assert_int_equal(plan.parameters[RING], cases[i].ring);
-        assert_int_equal(plan.parameters[TMA], cases[i].tma);
+        assert_int_equal(parameters_of(&plan).RING, cases[i].ring);
+        assert_int_equal(parameters_of(&plan).TMA, cases[i].tma);
         assert_int_equal(strstr(plan.reason, "by TMA") != NULL, cases[i].tma);
         assert_true(family_mma.launches(&family_mma, &plan, requests) > 0);
-        plan.parameters[TMA] = !plan.parameters[TMA];
+        struct parameters x = parameters_of(&plan);
+        x.TMA = !x.TMA;
+        write_parameters(&plan, x);
         /* A plan from a file may do without TMA, and ask for it where there is a ring that it can fill. */
         assert_int_equal(family_mma.launches(&family_mma, &plan, requests) > 0,
-                         !plan.parameters[TMA] || (plan.parameters[RING] && p.aligned && p.q_mappable && !p.varlen));
+                         !x.TMA || (x.RING && p.aligned && p.q_mappable && !p.varlen));
     }
 }
 
@@ -191,7 +198,7 @@ static void no_packed_sequences(void **state) {
     fdm_problem p = problem_of(0, 8, 2, 0, 128);
     p.varlen = 1;
     const fdm_plan plan = plan_of("sm_90", &p);
-    assert_int_equal(plan.parameters[GROUP_PARTS], 1);
+    assert_int_equal(parameters_of(&plan).GROUP_PARTS, 1);
 }
 
 static void foreign_plans_launch_nothing(void **state) {
@@ -203,11 +210,15 @@ static void foreign_plans_launch_nothing(void **state) {
     assert_true(family_mma.launches(&family_mma, &plan, requests) > 0);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         fdm_plan changed = plan;
-        changed.parameters[GROUP_PARTS] = parts[i];
+        struct parameters x = parameters_of(&plan);
+        x.GROUP_PARTS = parts[i];
+        write_parameters(&changed, x);
         assert_int_equal(family_mma.launches(&family_mma, &changed, requests), 0);
     }
     fdm_plan fewer = plan;
-    fewer.parameters[GROUP_PARTS] = 4;
+    struct parameters x = parameters_of(&plan);
+    x.GROUP_PARTS = 4;
+    write_parameters(&fewer, x);
     assert_true(family_mma.launches(&family_mma, &fewer, requests) > 0);
 }
 

@@ -13,7 +13,7 @@
 #include "families/mma/mma_family.h"
 #include "problem/problem.h"
 
-enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_DECODE_PARAMETERS);
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t rows, int64_t keys,
                               int64_t head_dim) {
@@ -72,9 +72,9 @@ static void splits(void **state) {
         assert_int_equal(fdm_device_from_name(cases[i].device, &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, "mma.decode");
-        assert_int_equal(plan.parameters[SPLITS], cases[i].splits);
+        assert_int_equal(parameters_of(&plan).SPLITS, cases[i].splits);
         assert_int_equal(plan.stages, cases[i].stages);
-        assert_int_equal(plan.parameters[MERGE], cases[i].merge);
+        assert_int_equal(parameters_of(&plan).MERGE, cases[i].merge);
         assert_int_equal(plan.workspace_bytes > 0, cases[i].merge == MMA_MERGE_WORKSPACE);
         assert_true(plan.shared_bytes <= device.shared_bytes);
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
@@ -140,7 +140,7 @@ static void decode_takes_every_feature(void **state) {
         assert_int_equal(fdm_plan_attention(&device, &p, &by_name, &plan), FDM_OK);
         assert_string_equal(plan.choice, cases[i].choice);
         assert_non_null(strstr(plan.reason, cases[i].words));
-        assert_true(plan.parameters[SPLITS] > 1 && plan.shared_bytes <= device.shared_bytes);
+        assert_true(parameters_of(&plan).SPLITS > 1 && plan.shared_bytes <= device.shared_bytes);
         assert_true(family_mma.launches(&family_mma, &plan, requests) >= 1);
         assert_int_equal(requests[0].shared_bytes, plan.shared_bytes);
         assert_int_equal(constant_of(&requests[0], "MASK_PER_ROW"), cases[i].mask);
@@ -162,8 +162,8 @@ static void splits_where_keys_hide(void **state) {
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
     assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X4");
-    assert_int_equal(plan.parameters[SPLITS], 8);
-    assert_int_equal(plan.parameters[MERGE], MMA_MERGE_WORKSPACE);
+    assert_int_equal(parameters_of(&plan).SPLITS, 8);
+    assert_int_equal(parameters_of(&plan).MERGE, MMA_MERGE_WORKSPACE);
     assert_non_null(strstr(plan.reason, "see most begin first"));
     struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     assert_int_equal(family_mma.launches(&family_mma, &plan, requests), 2);
@@ -191,10 +191,10 @@ static void splits_where_keys_hide(void **state) {
         assert_in_range(number, 1, sizeof others / sizeof others[0]);
         assert_string_equal(plan.choice, others[number - 1].choice);
         assert_int_equal(plan.stages, others[number - 1].stages);
-        assert_int_equal(plan.parameters[SPLITS], others[number - 1].splits);
+        assert_int_equal(parameters_of(&plan).SPLITS, others[number - 1].splits);
         /* two blocks of a multiprocessor, or more, are no clusters where they look for keys */
         const int is_alone = p.batch * p.heads_kv * others[number - 1].splits <= device.num_sms;
-        assert_int_equal(plan.parameters[MERGE], is_alone ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE);
+        assert_int_equal(parameters_of(&plan).MERGE, is_alone ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE);
     }
     assert_int_equal(number, 1 + sizeof others / sizeof others[0]);
 }

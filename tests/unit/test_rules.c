@@ -263,7 +263,7 @@ static void check_free(const fdm_device *device, const fdm_problem *p) {
     assert_int_equal(strncmp(choice.code, column_of(capability), 5), 0);
     assert_in_range(choice.row, 0, mma_backward_row_count - 1);
     const int32_t next = widest <= 32 ? 32 : widest <= 64 ? 64 : widest <= 128 ? 128 : widest <= 192 ? 192 : 256;
-    assert_int_equal(mma_backward_rows[choice.row].head_dim_max, next);
+    assert_int_equal(mma_backward_rows[choice.row].takes.head_dim_max, next);
     if (p->batch <= 4 && p->seqlen_q < 8192)
         assert_int_equal(choice.block_m, mma_backward_rows[choice.row].small_batch && choice.block_n == 128 ? 128 : 64);
     const char *length = p->seqlen_q >= 8192 ? "long" : p->seqlen_q >= 4096 ? "medium" : "standard";

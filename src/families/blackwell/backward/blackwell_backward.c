@@ -10,7 +10,7 @@
 #include "gpu/numbers.h"
 #include "gpu/tile_maps.h"
 
-enum { BLACKWELL_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(BLACKWELL_BACKWARD_PARAMETERS);
 enum { TILE = BLACKWELL_BACKWARD_TILE, PAIR_ROWS = 2 * TILE, BOX_ROWS = 64 };
 
 /* The head dim of the kernels: D and Dv are filled up with zeros by TMA. */
@@ -42,7 +42,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     return (struct gpu_backward_needs){.row_step = TILE,
                                        .head_dim = padded(p),
                                        .head_dim_v = padded(p),
-                                       .group_parts = plan->parameters[PARTS],
+                                       .group_parts = parameters_of(plan).PARTS,
                                        .lse_factor = LOG2_E};
 }
 
@@ -89,9 +89,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     char divided[64] = "";
     if (number >= SCHEDULER_COUNT)
         return 0;
-    plan->parameters[SCHEDULER] = order;
-    plan->parameters[NUM_SMS] = device->num_sms;
-    plan->parameters[PARTS] = parts;
+    PLAN_SET_PARAMETERS(plan, .SCHEDULER = order, .NUM_SMS = device->num_sms, .PARTS = parts);
     const struct gpu_backward_needs needs = needs_of(plan, p);
     if (parts > 1)
         snprintf(divided, sizeof divided, "; groups of %lld heads in %d parts, whose sums are added",
@@ -120,9 +118,9 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, const struc
                          struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, BLACKWELL_BACKWARD_CONSTANTS, .HEAD_DIM = padded(p), .OWN_KEYS = l->own_keys,
-                      .MAKES_DS = l->makes_ds, .MAKES_DV = l->makes_dv, .SCHEDULER = plan->parameters[SCHEDULER],
+                      .MAKES_DS = l->makes_ds, .MAKES_DV = l->makes_dv, .SCHEDULER = parameters_of(plan).SCHEDULER,
                       .EMPTY_ROWS = gpu_empty_rows(p) || gpu_hides_pairs(p) || p->varlen,
-                      .PARTS = l->own_keys && plan->parameters[PARTS] > 1);
+                      .PARTS = l->own_keys && parameters_of(plan).PARTS > 1);
     request->file = "families/blackwell/backward/blackwell_backward.cu";
     request->entry = "blackwell_backward";
     request->shared_bytes = blackwell_backward_shared_bytes(padded(p), l->makes_ds);
@@ -130,11 +128,11 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, const struc
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t order = plan->parameters[SCHEDULER], parts = plan->parameters[PARTS];
+    const int32_t order = parameters_of(plan).SCHEDULER, parts = parameters_of(plan).PARTS;
     if (parts < 1 || p->heads / p->heads_kv % parts || (parts > 1 && p->varlen))
         return 0;
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return order >= 0 && order < SCHEDULER_COUNT && plan->parameters[NUM_SMS] >= 2 && plan->block_m == PAIR_ROWS &&
+    return order >= 0 && order < SCHEDULER_COUNT && parameters_of(plan).NUM_SMS >= 2 && plan->block_m == PAIR_ROWS &&
            plan->block_n == TILE && p->head_dim <= 256 && p->head_dim_v <= 256 &&
            plan->shared_bytes == shared_bytes(p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
@@ -163,14 +161,14 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
 static void add_items(const fdm_plan *plan, struct gpu_launches *l, const struct launch *own,
                       struct blackwell_backward_params *params) {
     const fdm_problem *p = l->problem;
-    const int64_t heads = own->own_keys ? p->heads_kv * plan->parameters[PARTS] : p->heads;
+    const int64_t heads = own->own_keys ? p->heads_kv * parameters_of(plan).PARTS : p->heads;
     const int32_t parted = own->own_keys && params->in.part_heads > 1 ? params->in.part_heads : 1;
-    const int32_t near = params->in.in.heads_per_l2_group / parted, at_once = plan->parameters[NUM_SMS] / 2;
+    const int32_t near = params->in.in.heads_per_l2_group / parted, at_once = parameters_of(plan).NUM_SMS / 2;
     params->pairs = (int32_t)pairs_of(own->own_keys ? p->seqlen_k : p->seqlen_q);
     params->items = (int32_t)(params->pairs * heads * p->batch);
     params->heads_in_turn = near > 1 ? near : 1;
     const int32_t pairs =
-        plan->parameters[SCHEDULER] == ITEMS_STATIC && at_once < params->items ? at_once : params->items;
+        parameters_of(plan).SCHEDULER == ITEMS_STATIC && at_once < params->items ? at_once : params->items;
     make_request(plan, p, own, gpu_add_kernel(l));
     gpu_add_launch(
         l, (struct gpu_launch){.grid = {2 * pairs}, .cluster = 2, .params = params, .params_bytes = sizeof *params});
@@ -191,7 +189,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     return status;
 }
 
-static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+static int32_t scheduler(const fdm_plan *plan) { return parameters_of(plan).SCHEDULER; }
 
 const struct gpu_algorithm blackwell_backward_algorithm = {
     .info = {"blackwell.backward", "the backward on tcgen05 by pairs of blocks, without additions in global memory",

@@ -7,7 +7,7 @@
 #include "families/blackwell/blackwell_family.h"
 #include "gpu/tile_maps.h"
 
-enum { BLACKWELL_FORWARD_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(BLACKWELL_FORWARD_PARAMETERS);
 enum { PAIR = 2, BOX_KEYS = 64, FEW_ROWS = 16, NUM_SCHEDULERS = 3 };
 
 /* A way to run a problem: query tiles of a block, who hands out items, and how many of exp2's results are made on the
@@ -15,11 +15,16 @@ enum { PAIR = 2, BOX_KEYS = 64, FEW_ROWS = 16, NUM_SCHEDULERS = 3 };
 struct variant {
     int32_t q_tiles, scheduler, share, exp2_degree; /* share: of exp2_shares */
 };
-/* The shares of exponentials on the FMA pipe; {1, 0} is none. By the model of docs/lab/blackwell_emulated.md a step's
- * exponentials take half of the time of its products at Dv of 256, and all of it at 128. Beside masks, biases and
+/* The shares of exponentials on the FMA pipe; a residue of 0 is none. By the model of docs/lab/blackwell_emulated.md a
+ * step's exponentials take half of the time of its products at Dv of 256, and all of it at 128. Beside masks, biases and
  * softcap, registers do not hold the polynomial's constants: they have none; nor has 10.3, whose special function unit
  * is twice as wide (FlashAttention-4's rule). */
-static const int32_t exp2_shares[][2] = {{4, 1}, {1, 0}, {8, 1}, {8, 3}};
+static const struct {
+    int32_t frequency, residue; /* `residue` of `frequency` exponentials */
+} exp2_shares[] = {{.frequency = 4, .residue = 1},
+                   {.frequency = 1, .residue = 0},
+                   {.frequency = 8, .residue = 1},
+                   {.frequency = 8, .residue = 3}};
 enum { QUARTER, NONE, NUM_EXP2 = sizeof exp2_shares / sizeof exp2_shares[0] }; /* of them the first two */
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 64); }
@@ -96,7 +101,8 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
 static void name_choice(const struct variant *v, char *code, size_t size) {
     char emulated[24] = "";
     if (v->share != NONE)
-        snprintf(emulated, sizeof emulated, "_Exp%dof%d", exp2_shares[v->share][1], exp2_shares[v->share][0]);
+        snprintf(emulated, sizeof emulated, "_Exp%dof%d", exp2_shares[v->share].residue,
+                 exp2_shares[v->share].frequency);
     snprintf(code, size, "SM100_Pair_%dx%d%s_%s", rows_of_pair(v->q_tiles), BLACKWELL_TILE, emulated,
              items_order_names[v->scheduler]);
 }
@@ -105,12 +111,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     struct variant v;
     if (!find_variant(device, p, number, &v))
         return 0;
-    plan->parameters[Q_TILES] = v.q_tiles;
-    plan->parameters[SCHEDULER] = v.scheduler;
-    plan->parameters[EXP2_FREQUENCY] = exp2_shares[v.share][0];
-    plan->parameters[EXP2_RESIDUE] = exp2_shares[v.share][1];
-    plan->parameters[EXP2_DEGREE] = v.exp2_degree;
-    plan->parameters[NUM_SMS] = device->num_sms;
+    PLAN_SET_PARAMETERS(plan, .Q_TILES = v.q_tiles, .SCHEDULER = v.scheduler,
+                        .EXP2_FREQUENCY = exp2_shares[v.share].frequency, .EXP2_RESIDUE = exp2_shares[v.share].residue,
+                        .EXP2_DEGREE = v.exp2_degree, .NUM_SMS = device->num_sms);
     plan->block_m = rows_of_pair(v.q_tiles);
     plan->block_n = BLACKWELL_TILE;
     plan->stages = blackwell_forward_slots(v.q_tiles, padded(p->head_dim));
@@ -126,34 +129,33 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              device->compute_minor, plan->block_m, plan->block_n,
              2 * BLACKWELL_TILE + v.q_tiles * padded_v(p->head_dim_v), plan->stages,
              (long long)(plan->shared_bytes + 1023) >> 10, BLACKWELL_SOFTMAX_REGISTERS(v.q_tiles),
-             BLACKWELL_CORRECTION_REGISTERS(v.q_tiles), BLACKWELL_OTHER_REGISTERS(v.q_tiles), exp2_shares[v.share][1],
-             exp2_shares[v.share][0], scheduler_names[v.scheduler]);
+             BLACKWELL_CORRECTION_REGISTERS(v.q_tiles), BLACKWELL_OTHER_REGISTERS(v.q_tiles),
+             exp2_shares[v.share].residue, exp2_shares[v.share].frequency, scheduler_names[v.scheduler]);
     return 1;
 }
 
 /* ---- launch ---- */
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const int32_t q_tiles = plan->parameters[Q_TILES];
+    const struct parameters x = parameters_of(plan);
     gpu_set_problem_constants(request, p, GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED);
     GPU_ADD_CONSTANTS(request, BLACKWELL_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
-                      .HEAD_DIM_V = padded_v(p->head_dim_v), .Q_TILES = q_tiles,
-                      .SCHEDULER = plan->parameters[SCHEDULER], .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
-                      .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .EXP2_DEGREE = plan->parameters[EXP2_DEGREE],
+                      .HEAD_DIM_V = padded_v(p->head_dim_v), .Q_TILES = x.Q_TILES, .SCHEDULER = x.SCHEDULER,
+                      .EXP2_FREQUENCY = x.EXP2_FREQUENCY, .EXP2_RESIDUE = x.EXP2_RESIDUE, .EXP2_DEGREE = x.EXP2_DEGREE,
                       .REDO = gpu_hides_keys(p));
     request->file = "families/blackwell/forward/blackwell_forward.cu";
     request->entry = "blackwell_forward";
-    request->shared_bytes = shared_bytes(q_tiles, p);
-    request->threads = BLACKWELL_FORWARD_THREADS(q_tiles);
+    request->shared_bytes = shared_bytes(x.Q_TILES, p);
+    request->threads = BLACKWELL_FORWARD_THREADS(x.Q_TILES);
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t *x = plan->parameters;
-    return can_have(x[Q_TILES], p) && x[SCHEDULER] >= 0 && x[SCHEDULER] < NUM_SCHEDULERS && x[NUM_SMS] >= PAIR &&
-           x[EXP2_FREQUENCY] >= 1 && x[EXP2_FREQUENCY] <= 16 && x[EXP2_DEGREE] >= 3 && x[EXP2_DEGREE] <= 4 &&
-           x[EXP2_RESIDUE] >= 0 && x[EXP2_RESIDUE] <= x[EXP2_FREQUENCY] && p->head_dim <= 256 && p->head_dim_v <= 256 &&
-           plan->block_m == rows_of_pair(x[Q_TILES]) && plan->block_n == BLACKWELL_TILE &&
-           plan->shared_bytes == shared_bytes(x[Q_TILES], p) && plan->workspace_bytes >= workspace_bytes(x[Q_TILES], p);
+    const struct parameters x = parameters_of(plan);
+    return can_have(x.Q_TILES, p) && x.SCHEDULER >= 0 && x.SCHEDULER < NUM_SCHEDULERS && x.NUM_SMS >= PAIR &&
+           x.EXP2_FREQUENCY >= 1 && x.EXP2_FREQUENCY <= 16 && x.EXP2_DEGREE >= 3 && x.EXP2_DEGREE <= 4 &&
+           x.EXP2_RESIDUE >= 0 && x.EXP2_RESIDUE <= x.EXP2_FREQUENCY && p->head_dim <= 256 && p->head_dim_v <= 256 &&
+           plan->block_m == rows_of_pair(x.Q_TILES) && plan->block_n == BLACKWELL_TILE &&
+           plan->shared_bytes == shared_bytes(x.Q_TILES, p) && plan->workspace_bytes >= workspace_bytes(x.Q_TILES, p);
 }
 
 static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
@@ -176,8 +178,8 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
 
 /* Blocks of a launch: in the static order as many pairs as run at once, else a pair an item. */
 static int64_t blocks_of(const fdm_plan *plan, int64_t items) {
-    const int64_t pairs = plan->parameters[NUM_SMS] / PAIR;
-    return PAIR * (plan->parameters[SCHEDULER] == SCHEDULER_STATIC && pairs < items ? pairs : items);
+    const int64_t pairs = parameters_of(plan).NUM_SMS / PAIR;
+    return PAIR * (parameters_of(plan).SCHEDULER == SCHEDULER_STATIC && pairs < items ? pairs : items);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
@@ -204,7 +206,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     return status;
 }
 
-static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+static int32_t scheduler(const fdm_plan *plan) { return parameters_of(plan).SCHEDULER; }
 
 const struct gpu_algorithm blackwell_forward_algorithm = {
     .info = {"blackwell.forward", "FlashAttention-4's plan on tcgen05 by pairs of blocks; never run on hardware",

@@ -15,26 +15,45 @@
  * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
 enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and intervals ask */
 struct tile {
-    int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
+    struct {
+        int32_t kind, head_dim_max;
+    } takes;
+    struct {
+        int32_t warpgroups, stages, dout_stages, ds_stages, ds_registers;
+    } shape;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
-    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory"},
-    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers; to head dims of 64 blocks of 128 keys fill the device sooner"},
-    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
-    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases"},
-    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases"},
+    {.takes = {.kind = PLAIN, .head_dim_max = 64},
+     .shape = {.warpgroups = 3, .stages = 3, .dout_stages = 3, .ds_stages = 2, .ds_registers = 1},
+     .reason = "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {.takes = {.kind = PLAIN, .head_dim_max = 128},
+     .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 3, .ds_stages = 2},
+     .reason = "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {.takes = {.kind = PLAIN, .head_dim_max = 64},
+     .shape = {.warpgroups = 3, .stages = 3, .dout_stages = 3, .ds_stages = 2},
+     .reason = "dK from shared memory"},
+    {.takes = {.kind = PLAIN, .head_dim_max = 128},
+     .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 3, .ds_stages = 1, .ds_registers = 1},
+     .reason = "dK from registers; to head dims of 64 blocks of 128 keys fill the device sooner"},
+    {.takes = {.kind = SPACIOUS, .head_dim_max = 128},
+     .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 3, .ds_stages = 2},
+     .reason = "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
+    {.takes = {.kind = SPACIOUS, .head_dim_max = 128},
+     .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 2, .ds_stages = 2},
+     .reason = "two stages of dO leave room for masks and biases"},
+    {.takes = {.kind = SPACIOUS, .head_dim_max = 128},
+     .shape = {.warpgroups = 2, .stages = 2, .dout_stages = 2, .ds_stages = 2},
+     .reason = "two stages leave room for masks beside biases"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 enum { WIDE_TILE = 0, NARROW_TILE = 3 }; /* of 192 and 128 keys, to head dims of 64 */
 
-enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
+PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_PARAMETERS);
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
-    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->dout_stages, t->ds_stages,
+    return hopper_backward_shared_bytes(t->shape.warpgroups, t->shape.stages, t->shape.dout_stages, t->shape.ds_stages,
                                         hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
                                         asks);
 }
@@ -44,7 +63,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 enum { FEW_ROWS = 64 };
 static int must_be_exact(const fdm_problem *p) { return gpu_dbias_constant(p) != GPU_DBIAS_NONE || p->softcap > 0; }
 static int is_exact(const struct tile *t, const fdm_problem *p) {
-    return t->ds_stages > 1 && (must_be_exact(p) || p->seqlen_q <= FEW_ROWS);
+    return t->shape.ds_stages > 1 && (must_be_exact(p) || p->seqlen_q <= FEW_ROWS);
 }
 
 /* Blocks add to dQ in a fixed order. */
@@ -52,9 +71,10 @@ static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs
 static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
-           (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
-           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
+    return (t->takes.kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+           (t->shape.ds_stages > 1 || !must_be_exact(p)) &&
+           hopper_backward_padded(p->head_dim) <= t->takes.head_dim_max &&
+           hopper_backward_padded(p->head_dim_v) <= t->takes.head_dim_max;
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -66,10 +86,10 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
  * heads that share keys can be divided over blocks. */
 static double time_of_blocks(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     enum { FEW_WAVES = 4 };
-    const double item = t->warpgroups == 3 ? 1.2 : 1; /* H200: 1.09 to 1.21 of a few hundred rows and of many */
+    const double item = t->shape.warpgroups == 3 ? 1.2 : 1; /* H200: 1.09 to 1.21 of a few hundred rows and of many */
     const double keys = p->varlen ? (double)p->total_k : (double)(p->batch * p->seqlen_k);
     const double share = p->varlen ? keys / (double)(p->batch * p->seqlen_k) : 1;
-    const double waves = keys / (64 * t->warpgroups) * (double)p->heads / device->num_sms * share;
+    const double waves = keys / (64 * t->shape.warpgroups) * (double)p->heads / device->num_sms * share;
     if (p->causal && p->window_left < 0)
         return item * fmax(1, waves / 2);
     return item * (waves <= FEW_WAVES ? ceil(waves) : waves);
@@ -109,14 +129,14 @@ static const struct tile *launched_tile(const fdm_plan *plan, const fdm_problem 
     const int narrow = hopper_backward_padded(p->head_dim) <= RUNS_HEAD_DIM_MAX &&
                        hopper_backward_padded(p->head_dim_v) <= RUNS_HEAD_DIM_MAX;
     const int alone = !p->has_mask && !p->has_bias && !must_be_exact(p) && p->seqlen_q > FEW_ROWS; /* registers */
-    return &tiles[runs && narrow && alone ? RUNS_TILE : plan->parameters[TILE]];
+    return &tiles[runs && narrow && alone ? RUNS_TILE : parameters_of(plan).TILE];
 }
 static int32_t block_n_of(const fdm_plan *plan, const fdm_problem *p, int runs) {
-    return 64 * launched_tile(plan, p, runs)->warpgroups;
+    return 64 * launched_tile(plan, p, runs)->shape.warpgroups;
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {
-    return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
+    return (struct hopper_division){.parts = parameters_of(plan).PARTS, .in_turn = parameters_of(plan).IN_TURN};
 }
 
 /* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
@@ -125,11 +145,11 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 static int adds_apart(const struct tile *t, const fdm_problem *p, int runs) {
     const int alone = !gpu_mask_rows(p) && !p->has_bias && (!gathers(p) || runs);
     const int fits = !(is_exact(t, p) && gpu_lists_keys(p) && gpu_hides_pairs(p)); /* what warps keep for themselves */
-    return p->needs_dq && fits && (orders_dq(p) || (is_wide(p) && alone)) && t->warpgroups == 2 &&
+    return p->needs_dq && fits && (orders_dq(p) || (is_wide(p) && alone)) && t->shape.warpgroups == 2 &&
            !gpu_dbias_in_turns(p);
 }
 static int32_t block_threads(const struct tile *t, const fdm_problem *p, int runs) {
-    return 128 * (t->warpgroups + 1 + adds_apart(t, p, runs));
+    return 128 * (t->shape.warpgroups + 1 + adds_apart(t, p, runs));
 }
 
 /* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
@@ -155,9 +175,9 @@ static int stores_first(const struct tile *t, const fdm_problem *p) {
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
-    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
+    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, parameters_of(plan).PARTS);
     needs.semaphores = orders_dq(p);
-    needs.stores_first = stores_first(&tiles[plan->parameters[TILE]], p);
+    needs.stores_first = stores_first(&tiles[parameters_of(plan).TILE], p);
     needs.early = 1;
     needs.notes_empty = empty_rows(p) && !p->varlen;
     needs.may_order_keys = needs.orders_keys = gathers(p);
@@ -209,7 +229,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
+    const int32_t block_n = 64 * find_tile(device, p, 0)->shape.warpgroups;
     const int64_t blocks = gpu_ceil_div(p->seqlen_k, block_n) * p->heads_kv * p->batch;
     return p->varlen && gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
                ? "blocks of keys are few, and of packed sequences it does not divide the query heads that share them"
@@ -235,19 +255,18 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     if (!t && (t = find_tile(device, p, 0)))
         for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
             ;
-    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, other, &division))
+    if (!t || !hopper_backward_divide(device, p, 64 * t->shape.warpgroups, flops, other, &division))
         return 0;
-    plan->parameters[TILE] = (int32_t)(t - tiles);
-    plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts, t) : division.in_turn;
+    PLAN_SET_PARAMETERS(plan, .TILE = (int32_t)(t - tiles), .PARTS = division.parts,
+                        .IN_TURN = is_ordered(p) ? heads_in_order(device, p, division.parts, t) : division.in_turn);
     plan->block_m = BLOCK_M;
-    plan->block_n = 64 * t->warpgroups;
-    plan->stages = t->stages;
+    plan->block_n = 64 * t->shape.warpgroups;
+    plan->stages = t->shape.stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = workspace_bytes(plan, p);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
-             t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "");
+             t->shape.stages, t->shape.dout_stages < t->shape.stages ? "_DO2" : "", t->shape.ds_stages,
+             t->shape.ds_registers ? "_RS" : "", t->takes.kind == SPACIOUS ? "_Spacious" : "");
     const int apart = adds_apart(t, p, 0), wide = is_wide(p);
     char adder[64] = "";
     if (apart)
@@ -256,10 +275,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d)%s, %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
-             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
-             HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups, apart, wide),
-             HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups, apart, wide), adder, BLOCK_M, t->stages, t->dout_stages,
-             t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
+             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->shape.warpgroups,
+             HOPPER_BACKWARD_KEY_REGISTERS(t->shape.warpgroups, apart, wide),
+             HOPPER_BACKWARD_SERVICE_REGISTERS(t->shape.warpgroups, apart, wide), adder, BLOCK_M, t->shape.stages,
+             t->shape.dout_stages, t->shape.ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
              launches_runs(p) ? "; scattered keys in the order of the last row that sees them, others by another launch"
              : gathers(p)     ? "; keys in the order of the last row that sees them"
                               : "",
@@ -287,12 +306,12 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, s
     const struct tile *t = launched_tile(plan, p, runs);
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
-                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
-                      .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-                      .DS_REGISTERS = t->ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
+                      .STAGES = t->shape.stages, .DOUT_STAGES = t->shape.dout_stages, .DS_STAGES = t->shape.ds_stages,
+                      .DS_REGISTERS = t->shape.ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
                       .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .EXACT = is_exact(t, p),
                       .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
-                      .PARTS = gpu_backward_leaves_sums(p, plan->parameters[PARTS]), .NEEDS_DQ = p->needs_dq,
+                      .PARTS = gpu_backward_leaves_sums(p, parameters_of(plan).PARTS), .NEEDS_DQ = p->needs_dq,
                       .APART = adds_apart(t, p, runs), .ORDERED = is_ordered(p));
     request->file = "families/hopper/backward/hopper_backward.cu";
     request->entry = "hopper_backward";
@@ -310,11 +329,11 @@ static void visits_request(const fdm_problem *p, struct cuda_kernel_request *req
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[TILE];
+    const int32_t tile = parameters_of(plan).TILE;
     if (tile < 0 || tile >= NUM_TILES || !hopper_backward_divides(p, division_of(plan)))
         return 0;
     const struct tile *t = &tiles[tile];
-    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
+    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->shape.warpgroups &&
            plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
@@ -365,6 +384,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 
 const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
+    .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
                 GPU_SCORE_FEATURES | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |

@@ -29,6 +29,12 @@
     X(STORES_FIRST) /* ORDERED: the first that adds to rows of dQ stores, as some block comes to every row */         \
     X(ORDERED)      /* blocks add to rows of dQ by their keys, to the gradient of a shared bias by their heads */
 
+/* What a plan holds for it (contract/family.h). */
+#define HOPPER_BACKWARD_PARAMETERS(X)                 \
+    X(TILE)    /* of the list in hopper_backward.c */ \
+    X(PARTS)   /* of a group of heads */              \
+    X(IN_TURN) /* heads, or parts of groups, whose blocks are interleaved */
+
 /* KEYS: in which order blocks take keys; block_order.h says whether they lie scattered. */
 #define HOPPER_KEYS_PLACED    0 /* as they lie */
 #define HOPPER_KEYS_SORTED    1 /* by key_sort.h */

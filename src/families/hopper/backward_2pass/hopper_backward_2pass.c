@@ -9,7 +9,7 @@
 #include "families/hopper/pipeline/hopper_items.h"
 #include "gpu/tile_plan_launch.h"
 
-enum { V_STAGES, P_STAGES, PARTS, IN_TURN }; /* the plan's parameters */
+PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_2PASS_PARAMETERS);
 
 static struct hopper_backward_asks asks_of(const fdm_problem *p) {
     return (struct hopper_backward_asks){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
@@ -24,12 +24,12 @@ static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {
-    return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
+    return (struct hopper_division){.parts = parameters_of(plan).PARTS, .in_turn = parameters_of(plan).IN_TURN};
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs =
-        hopper_backward_needs(p, HOPPER_BACKWARD_2PASS_DQ_ROWS, 0, plan->parameters[PARTS]);
+        hopper_backward_needs(p, HOPPER_BACKWARD_2PASS_DQ_ROWS, 0, parameters_of(plan).PARTS);
     needs.block_m = needs.block_n = HOPPER_BACKWARD_2PASS_MASK;
     needs.may_order_keys = needs.orders_keys = p->has_intervals;
     needs.order_block_n = p->has_intervals ? HOPPER_BACKWARD_2PASS_KEYS : 0;
@@ -112,10 +112,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
     const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
-    plan->parameters[V_STAGES] = v_stages;
-    plan->parameters[P_STAGES] = p_stages;
-    plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = division.in_turn;
+    PLAN_SET_PARAMETERS(plan, .V_STAGES = v_stages, .P_STAGES = p_stages, .PARTS = division.parts,
+                        .IN_TURN = division.in_turn);
     plan->block_m = HOPPER_BACKWARD_2PASS_DQ_ROWS;
     plan->block_n = HOPPER_BACKWARD_2PASS_KEYS;
     plan->stages = HOPPER_BACKWARD_2PASS_STAGES;
@@ -147,14 +145,14 @@ static int wanted(const fdm_problem *p, enum own_kernel kernel) {
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, enum own_kernel kernel,
                          struct cuda_kernel_request *request) {
-    const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
+    const int32_t v_stages = parameters_of(plan).V_STAGES, p_stages = parameters_of(plan).P_STAGES;
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_2PASS_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
                       .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0,
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
                       .SCRUB = gpu_hides_keys(p),
-                      .PARTS = kernel == DKV && gpu_backward_leaves_sums(p, plan->parameters[PARTS]));
+                      .PARTS = kernel == DKV && gpu_backward_leaves_sums(p, parameters_of(plan).PARTS));
     request->file = kernel == DQ ? "families/hopper/backward_2pass/hopper_backward_2pass_dq.cu"
                                  : "families/hopper/backward_2pass/hopper_backward_2pass_dkv.cu";
     request->entry = kernel == DQ ? "hopper_backward_2pass_dq" : "hopper_backward_2pass_dkv";
@@ -166,7 +164,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, enum own_ke
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
+    const int32_t v_stages = parameters_of(plan).V_STAGES, p_stages = parameters_of(plan).P_STAGES;
     if (!hopper_backward_divides(p, division_of(plan)))
         return 0;
     if (v_stages < 1 || v_stages > 2 || p_stages < 1 || p_stages > 2 || p->head_dim > 256 || p->head_dim_v > 256)
@@ -208,6 +206,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 const struct gpu_algorithm hopper_backward_2pass_algorithm = {
     .info = {"hopper.backward_2pass", "the backward on wgmma and TMA by two kernels, without additions to dQ",
              FDM_BACKWARD},
+    .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_2PASS_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
                 GPU_FEATURE_INTERVALS | GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE |
                 GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,

@@ -18,6 +18,13 @@
     X(SCRUB)      /* keys may be hidden from every row, by pairs: what they hold must not count */ \
     X(PARTS)      /* dkv: 1: a block takes a part of a group of heads, and leaves sums in float32 */
 
+/* What a plan holds for them (contract/family.h). */
+#define HOPPER_BACKWARD_2PASS_PARAMETERS(X) \
+    X(V_STAGES)                             \
+    X(P_STAGES)                             \
+    X(PARTS)   /* of a group of heads */    \
+    X(IN_TURN) /* heads, or parts of groups, whose blocks are interleaved */
+
 #define HOPPER_BACKWARD_2PASS_DQ_ROWS 128 /* query rows of a block of the first kernel */
 #define HOPPER_BACKWARD_2PASS_KEYS    64  /* keys of its step, and of a block of the second, whose steps have 64 rows */
 #define HOPPER_BACKWARD_2PASS_STAGES  2   /* of K in the first, of Q and dO in the second */

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "families/hopper/forward/hopper_gather_launch.h"
 #include "families/hopper/forward/hopper_ways.h"
@@ -19,40 +20,109 @@
  * is chosen, the first of equals. Registers of S, P and O are block_n / 2 + block_n / 4 + head_dim_v / 2 of 240 (two
  * warpgroups) or 160 (three). Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
 struct tile {
-    int32_t head_dim_max;
-    int32_t scored;  /* 1: with a mask or bias; those tiles take problems without, too; 2: chosen for a mask alone */
-    int32_t bounded; /* 1: chosen under causal or window alone; 0: without; -1: both */
-    int32_t seqlen_k_min;
-    int32_t warpgroups, block_n;
-    int32_t stages, q_stages; /* of K, and of V; of Q */
-    int32_t score_stages, turns, scheduler;
+    struct {
+        int32_t head_dim_max;
+        int32_t scored; /* 1: with a mask or bias; those tiles take problems without, too; 2: chosen for a mask alone */
+        int32_t bounded; /* 1: chosen under causal or window alone; 0: without; -1: both */
+        int32_t seqlen_k_min;
+    } takes;
+    struct shape {
+        int32_t warpgroups, block_n;
+        int32_t stages, q_stages; /* of K, and of V; of Q */
+        int32_t score_stages, turns;
+    } shape;
+    int32_t scheduler;
     double item; /* time of an item, of one with 128 rows 1 */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 0, 0, 0, 3, 128, 2, 2, 0, 1, ITEMS_STATIC, 1.25, "192 rows a load; 20 % faster than 128 where they are full"},
-    {64, 0, 1, 0, 3, 128, 4, 2, 0, 1, ITEMS_DYNAMIC, 1.25,
-     "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
-     "fewer rows"},
-    {96, 0, 1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.33, "192 rows a load; 8 to 15 % faster than 128x128"},
-    {96, 0, -1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.44, "192 rows a load; 2 to 5 % faster than 128x128"},
-    {96, 0, -1, 0, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.6, "192 rows save a wave; each waits for its Q"},
-    {128, 0, 0, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1,
-     "the next item's Q is there; 176 keys with one Q are slower at every length"},
-    {128, 0, 1, 513, 2, 128, 2, 2, 0, 1, ITEMS_DYNAMIC, 1, "1 to 4 % faster than in a static order"},
-    {128, 0, 1, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1, "short items: pairs of equal work need no count"},
-    {192, 0, -1, 0, 2, 96, 2, 1, 0, 1, ITEMS_STATIC, 1, "two stages of K and V fit; 4 % faster than 112 keys"},
-    {256, 0, 0, 4096, 2, 80, 2, 1, 0, 0, ITEMS_STATIC, 1,
-     "the widest step whose shared memory fits; level with 64 keys"},
-    {256, 0, 1, 4096, 2, 64, 2, 1, 0, 0, ITEMS_LONGEST, 1, "1 to 5 % faster than any other order and step"},
-    {256, 0, -1, 0, 2, 64, 2, 1, 0, 0, ITEMS_STATIC, 1,
-     "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
-    {64, 1, -1, 0, 2, 128, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
-    {128, 2, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1,
-     "two stages of the mask hide its loads; up to 30 % faster than one beside 128 keys"},
-    {128, 1, -1, 0, 2, 128, 2, 1, 1, 1, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
-    {128, 1, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
-    {256, 1, -1, 0, 2, 64, 2, 1, 1, 0, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
+    {.takes = {.head_dim_max = 64, .bounded = 0},
+     .shape = {.warpgroups = 3, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1.25,
+     .reason = "192 rows a load; 20 % faster than 128 where they are full"},
+    {.takes = {.head_dim_max = 64, .bounded = 1},
+     .shape = {.warpgroups = 3, .block_n = 128, .stages = 4, .q_stages = 2, .turns = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1.25,
+     .reason =
+         "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
+         "fewer rows"},
+    {.takes = {.head_dim_max = 96, .bounded = 1, .seqlen_k_min = 1536},
+     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1.33,
+     .reason = "192 rows a load; 8 to 15 % faster than 128x128"},
+    {.takes = {.head_dim_max = 96, .bounded = -1, .seqlen_k_min = 1536},
+     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1.44,
+     .reason = "192 rows a load; 2 to 5 % faster than 128x128"},
+    {.takes = {.head_dim_max = 96, .bounded = -1},
+     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1.6,
+     .reason = "192 rows save a wave; each waits for its Q"},
+    {.takes = {.head_dim_max = 128, .bounded = 0},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1,
+     .reason = "the next item's Q is there; 176 keys with one Q are slower at every length"},
+    {.takes = {.head_dim_max = 128, .bounded = 1, .seqlen_k_min = 513},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1,
+     .reason = "1 to 4 % faster than in a static order"},
+    {.takes = {.head_dim_max = 128, .bounded = 1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1,
+     .reason = "short items: pairs of equal work need no count"},
+    {.takes = {.head_dim_max = 192, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1,
+     .reason = "two stages of K and V fit; 4 % faster than 112 keys"},
+    {.takes = {.head_dim_max = 256, .bounded = 0, .seqlen_k_min = 4096},
+     .shape = {.warpgroups = 2, .block_n = 80, .stages = 2, .q_stages = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1,
+     .reason = "the widest step whose shared memory fits; level with 64 keys"},
+    {.takes = {.head_dim_max = 256, .bounded = 1, .seqlen_k_min = 4096},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 1},
+     .scheduler = ITEMS_LONGEST,
+     .item = 1,
+     .reason = "1 to 5 % faster than any other order and step"},
+    {.takes = {.head_dim_max = 256, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 1},
+     .scheduler = ITEMS_STATIC,
+     .item = 1,
+     .reason = "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
+    {.takes = {.head_dim_max = 64, .scored = 1, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .score_stages = 2, .turns = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1,
+     .reason = "two stages of scores fit"},
+    {.takes = {.head_dim_max = 128, .scored = 2, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 2, .score_stages = 2, .turns = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1,
+     .reason = "two stages of the mask hide its loads; up to 30 % faster than one beside 128 keys"},
+    {.takes = {.head_dim_max = 128, .scored = 1, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 1, .score_stages = 1, .turns = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1,
+     .reason = "one stage of scores fits"},
+    {.takes = {.head_dim_max = 128, .scored = 1, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 2, .score_stages = 2, .turns = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1,
+     .reason = "two stages of scores fit"},
+    {.takes = {.head_dim_max = 256, .scored = 1, .bounded = -1},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 1, .score_stages = 1},
+     .scheduler = ITEMS_DYNAMIC,
+     .item = 1,
+     .reason = "one stage of scores fits"},
 };
 enum {
     NUM_TILES = sizeof tiles / sizeof tiles[0],
@@ -73,7 +143,7 @@ struct variant {
 static const int32_t exp2_frequencies[] = {8, 4, 2};
 enum { NUM_EXP2 = 3 };
 
-enum { HOPPER_FORWARD_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(HOPPER_FORWARD_PARAMETERS);
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
@@ -82,15 +152,15 @@ static int scored(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_bias
 static int ranged(const fdm_problem *p) { return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)); }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_forward_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages,
-                                       scored(p) ? t->score_stages : 0, padded(p->head_dim), padded(p->head_dim_v),
-                                       gpu_mask_rows(p), bias_bytes(p), ranged(p));
+    return hopper_forward_shared_bytes(t->shape.warpgroups, t->shape.block_n, t->shape.stages, t->shape.q_stages,
+                                       scored(p) ? t->shape.score_stages : 0, padded(p->head_dim),
+                                       padded(p->head_dim_v), gpu_mask_rows(p), bias_bytes(p), ranged(p));
 }
 
 /* Whether the kernel can run the problem by this tile, shared memory aside. */
 static int takes(const struct tile *t, const fdm_problem *p) {
-    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p));
+    return padded(p->head_dim) <= t->takes.head_dim_max && padded(p->head_dim_v) <= t->takes.head_dim_max &&
+           (t->takes.scored || !scored(p)) && (t->shape.block_n % TILE_PLAN_TILE == 0 || !ranged(p));
 }
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     return takes(t, p) && shared_bytes(t, p) <= device->shared_bytes;
@@ -102,7 +172,7 @@ static int64_t copies_offset(const struct tile *t, int32_t scheduler, const fdm_
     if (ranged(p))
         return tile_plan_bytes(p);
     if (gpu_masks_blocks(p))
-        return HOPPER_COUNT_BYTES + gpu_block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
+        return HOPPER_COUNT_BYTES + gpu_block_mask_bytes(p, 64 * t->shape.warpgroups, t->shape.block_n);
     return hopper_count_bytes(scheduler);
 }
 static int64_t parts_offset(const struct tile *t, int32_t scheduler, int32_t copies, const fdm_problem *p) {
@@ -118,21 +188,21 @@ static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p) ||
 
 /* Whether the rules prefer a tile that fits. */
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return !t->scored == !scored(p) && (t->scored < 2 || !p->has_bias) &&
-           (t->bounded < 0 || t->bounded == bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
+    return !t->takes.scored == !scored(p) && (t->takes.scored < 2 || !p->has_bias) &&
+           (t->takes.bounded < 0 || t->takes.bounded == bounded(p)) && p->seqlen_k >= t->takes.seqlen_k_min;
 }
 
 /* Items over multiprocessors. */
 static double waves_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return (double)hopper_all_blocks(p, 1, 64 * t->warpgroups) / (device->num_sms > 0 ? device->num_sms : 1);
+    return (double)hopper_all_blocks(p, 1, 64 * t->shape.warpgroups) / (device->num_sms > 0 ? device->num_sms : 1);
 }
 
 /* Steps of the longest item over four: what a dynamic order of packed sequences loses at its end, since a block that
  * begins that item has asked for another. An item of its own block has no next one, whose loads it would hide: about a
  * step each. */
 static int longest_pays(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const double items = ceil((double)p->total_q / (64 * t->warpgroups)) * (double)p->heads;
-    const double steps = (double)hopper_visible_keys(p) / t->block_n;
+    const double items = ceil((double)p->total_q / (64 * t->shape.warpgroups)) * (double)p->heads;
+    const double steps = (double)hopper_visible_keys(p) / t->shape.block_n;
     return items / device->num_sms < steps / 4;
 }
 
@@ -141,7 +211,7 @@ static int longest_pays(const struct tile *t, const fdm_device *device, const fd
  * is left over, and a last wave of few pairs leaves multiprocessors idle: 13 to 29 % slower than a dynamic order. */
 static int32_t order_of_pairs(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     enum { FULL_PERCENT = 90 };
-    const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->warpgroups), num_sms = device->num_sms;
+    const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->shape.warpgroups), num_sms = device->num_sms;
     const int64_t pairs = blocks / 2 * p->heads * p->batch, room = (pairs + num_sms - 1) / num_sms * num_sms;
     if (blocks > 1 && (blocks % 2 || 100 * pairs < FULL_PERCENT * room))
         return t->scheduler == ITEMS_STATIC ? ITEMS_DYNAMIC : t->scheduler;
@@ -165,7 +235,7 @@ static int32_t scheduler_of(const struct tile *t, const fdm_device *device, cons
 /* Time of all items on the device. Few waves are counted whole; a last item of at most 128 rows has warpgroups without
  * any, and takes hardly longer than a tile of 128 rows would. */
 static double time_of_items(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int64_t block_m = 64 * t->warpgroups, whole = p->seqlen_q / block_m, rest = p->seqlen_q % block_m;
+    const int64_t block_m = 64 * t->shape.warpgroups, whole = p->seqlen_q / block_m, rest = p->seqlen_q % block_m;
     const double waves = waves_of(t, device, p);
     const double last = rest == 0 ? 0 : rest <= 128 ? fmin(t->item, 1.05) : t->item;
     if (waves <= FEW_WAVES)
@@ -226,7 +296,7 @@ static int plan_costs_more(const fdm_problem *p) {
 static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
     const struct tile *t = preferred(device, p);
     struct hopper_way ways[HOPPER_WAYS];
-    hopper_ways(device, p, 64 * t->warpgroups, t->block_n, ways);
+    hopper_ways(device, p, 64 * t->shape.warpgroups, t->shape.block_n, ways);
     return p->seqlen_q * ways[0].packed;
 }
 
@@ -240,13 +310,15 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
 
 static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
     const int32_t needed = hopper_copies_needed(p);
-    return needed ? needed : hopper_copies_that_pay(p, 64 * t->warpgroups);
+    return needed ? needed : hopper_copies_that_pay(p, 64 * t->shape.warpgroups);
 }
 
 /* Rows that differ in what they are preferred for alone give the same kernel. */
 static int same_kernel(const struct tile *a, const struct tile *b, const fdm_problem *p) {
-    return a->warpgroups == b->warpgroups && a->block_n == b->block_n && a->stages == b->stages &&
-           a->q_stages == b->q_stages && a->turns == b->turns && (a->score_stages == b->score_stages || !scored(p));
+    struct shape own = a->shape, other = b->shape;
+    if (!scored(p))
+        own.score_stages = other.score_stages = 0;
+    return memcmp(&own, &other, sizeof own) == 0;
 }
 static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i) {
     for (int32_t j = 0; j < i; j++)
@@ -262,7 +334,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     struct hopper_way ways[HOPPER_WAYS];
     if (!first)
         return 0;
-    const int32_t num_ways = hopper_ways(device, p, 64 * first->warpgroups, first->block_n, ways);
+    const int32_t num_ways = hopper_ways(device, p, 64 * first->shape.warpgroups, first->shape.block_n, ways);
     const int32_t whole = scheduler_of(first, device, p, 1); /* of the way without splits, which is among them */
     *v = (struct variant){first, scheduler_of(first, device, p, ways[0].splits), 1, 0, copies_of(first, p), ways[0]};
     if (number < num_ways) {
@@ -295,43 +367,38 @@ static void name_choice(const struct variant *v, const fdm_problem *p, char *cod
     char stages[8] = "", scores[8] = "", emulated[24] = "", packed[24] = "";
     const char *split = v->way.splits > 1 ? "_Split" : "";
     const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKV" : "";
-    if (v->tile->stages != 2)
-        snprintf(stages, sizeof stages, "_K%d", v->tile->stages);
+    if (v->tile->shape.stages != 2)
+        snprintf(stages, sizeof stages, "_K%d", v->tile->shape.stages);
     if (scored(p))
-        snprintf(scores, sizeof scores, "_S%d", v->tile->score_stages);
+        snprintf(scores, sizeof scores, "_S%d", v->tile->shape.score_stages);
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
     if (v->way.packed > 1)
         snprintf(packed, sizeof packed, "_Packed%d", v->way.packed);
-    snprintf(code, size, "SM90_Wgmma_%dx%d%s_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, stages,
-             v->tile->q_stages, scores, v->tile->turns ? "_Turns" : "", emulated, packed, split, copies,
-             items_order_names[v->scheduler]);
+    snprintf(code, size, "SM90_Wgmma_%dx%d%s_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->shape.warpgroups,
+             v->tile->shape.block_n, stages, v->tile->shape.q_stages, scores, v->tile->shape.turns ? "_Turns" : "",
+             emulated, packed, split, copies, items_order_names[v->scheduler]);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     struct variant v;
     if (!find_variant(device, p, number, &v))
         return 0;
-    plan->parameters[TILE] = (int32_t)(v.tile - tiles);
-    plan->parameters[SCHEDULER] = v.scheduler;
-    plan->parameters[EXP2_FREQUENCY] = v.exp2_frequency;
-    plan->parameters[EXP2_RESIDUE] = v.exp2_residue;
-    plan->parameters[NUM_SMS] = device->num_sms;
-    plan->parameters[PACKED_HEADS] = v.way.packed;
-    plan->parameters[NUM_SPLITS] = v.way.splits;
-    plan->parameters[COPIES] = v.copies;
-    plan->parameters[GATHER] = ranged(p) ? hopper_gather_tile(device, p) : 0;
-    plan->block_m = 64 * v.tile->warpgroups;
-    plan->block_n = v.tile->block_n;
-    plan->stages = v.tile->stages;
+    const int32_t gather = ranged(p) ? hopper_gather_tile(device, p) : 0;
+    PLAN_SET_PARAMETERS(plan, .TILE = (int32_t)(v.tile - tiles), .SCHEDULER = v.scheduler,
+                        .EXP2_FREQUENCY = v.exp2_frequency, .EXP2_RESIDUE = v.exp2_residue, .NUM_SMS = device->num_sms,
+                        .PACKED_HEADS = v.way.packed, .NUM_SPLITS = v.way.splits, .COPIES = v.copies, .GATHER = gather);
+    plan->block_m = 64 * v.tile->shape.warpgroups;
+    plan->block_n = v.tile->shape.block_n;
+    plan->stages = v.tile->shape.stages;
     plan->shared_bytes = shared_bytes(v.tile, p);
     plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.way.splits, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
     char packed[64] = "", split[64] = "";
-    const char *const walk = !ranged(p)                 ? ""
-                             : plan->parameters[GATHER] ? "; tiles that no row sees are left out, and heads whose "
-                                                          "keys lie scattered are left to hopper.gather"
-                                                        : "; tiles that no row sees are left out";
+    const char *const walk = !ranged(p) ? ""
+                             : gather   ? "; tiles that no row sees are left out, and heads whose "
+                                          "keys lie scattered are left to hopper.gather"
+                                        : "; tiles that no row sees are left out";
     if (v.way.packed > 1)
         snprintf(packed, sizeof packed, "; rows of %d query heads in a tile", v.way.packed);
     if (v.way.splits > 1)
@@ -340,10 +407,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         plan->reason, sizeof plan->reason,
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
         "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s%s",
-        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
-        HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p), ranged(p)),
-        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p), ranged(p)), plan->block_n, v.tile->stages,
-        v.tile->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->shape.warpgroups,
+        HOPPER_PRODUCER_REGISTERS(v.tile->shape.warpgroups, scored(p), ranged(p)),
+        HOPPER_CONSUMER_REGISTERS(v.tile->shape.warpgroups, scored(p), ranged(p)), plan->block_n, v.tile->shape.stages,
+        v.tile->shape.q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason,
+        scheduler_names[v.scheduler],
         v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
         : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
                                     : "",
@@ -354,28 +422,28 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 /* ---- launch ---- */
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct parameters x = parameters_of(plan);
+    const struct tile *t = &tiles[x.TILE];
     const uint32_t addresses = GPU_ALIKE_SCORES_ALIGNED | (p->varlen ? 0 : GPU_ALIKE_ALIGNED); /* TMA, or copies */
     gpu_set_problem_constants(request, p, GPU_ALIKE_BIAS_ROWS | (p->has_mask ? 0 : GPU_ALIKE_MASK_ROWS) | addresses);
     GPU_ADD_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
-                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
-                      .STAGES = t->stages, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
-                      .TURNS = t->turns, .SCHEDULER = plan->parameters[SCHEDULER],
-                      .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
-                      .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .PACKED_HEADS = plan->parameters[PACKED_HEADS],
-                      .SPLITS = plan->parameters[NUM_SPLITS] > 1, .REDO = gpu_hides_keys(p));
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
+                      .BLOCK_N = t->shape.block_n, .STAGES = t->shape.stages, .Q_STAGES = t->shape.q_stages,
+                      .SCORE_STAGES = scored(p) ? t->shape.score_stages : 0, .TURNS = t->shape.turns,
+                      .SCHEDULER = x.SCHEDULER, .EXP2_FREQUENCY = x.EXP2_FREQUENCY, .EXP2_RESIDUE = x.EXP2_RESIDUE,
+                      .PACKED_HEADS = x.PACKED_HEADS, .SPLITS = x.NUM_SPLITS > 1, .REDO = gpu_hides_keys(p));
     request->file = "families/hopper/forward/hopper_forward.cu";
     request->entry = "hopper_forward";
     request->shared_bytes = shared_bytes(t, p);
-    request->threads = 128 * (t->warpgroups + 1);
+    request->threads = 128 * (t->shape.warpgroups + 1);
     /* Warps beside the producer's clear rows of no sequence with its few registers, once a block. */
     if (p->varlen && !scored(p))
         request->spill_bytes_max = 96;
     /* So does the one that names steps: a few numbers of its item. */
-    if (ranged(p) && t->warpgroups == 3)
+    if (ranged(p) && t->shape.warpgroups == 3)
         request->spill_bytes_max += 48;
     /* So do splits with exponentials on the FMA pipe, which no rule makes there. */
-    if (plan->parameters[EXP2_RESIDUE] && plan->parameters[NUM_SPLITS] > 1)
+    if (x.EXP2_RESIDUE && x.NUM_SPLITS > 1)
         request->spill_bytes_max += 64;
     /* And consumers that read row intervals, of tiles in part alone. */
     if (p->has_row_intervals)
@@ -383,17 +451,17 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t *x = plan->parameters;
-    if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1 ||
-        x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY] ||
-        !hopper_way_possible(p, (struct hopper_way){x[PACKED_HEADS], x[NUM_SPLITS]}) || x[COPIES] < 0 ||
-        x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL) ||
-        (x[GATHER] && (!ranged(p) || !hopper_gather_takes(p, x[GATHER]))))
+    const struct parameters x = parameters_of(plan);
+    if (x.TILE < 0 || x.TILE >= NUM_TILES || x.SCHEDULER < 0 || x.SCHEDULER >= NUM_SCHEDULERS || x.NUM_SMS < 1 ||
+        x.EXP2_FREQUENCY < 1 || x.EXP2_FREQUENCY > 8 || x.EXP2_RESIDUE < 0 || x.EXP2_RESIDUE > x.EXP2_FREQUENCY ||
+        !hopper_way_possible(p, (struct hopper_way){x.PACKED_HEADS, x.NUM_SPLITS}) || x.COPIES < 0 ||
+        x.COPIES > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x.COPIES != HOPPER_COPY_ALL) ||
+        (x.GATHER && (!ranged(p) || !hopper_gather_takes(p, x.GATHER))))
         return 0;
-    const struct tile *t = &tiles[x[TILE]];
-    return takes(t, p) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
+    const struct tile *t = &tiles[x.TILE];
+    return takes(t, p) && plan->block_m == 64 * t->shape.warpgroups && plan->block_n == t->shape.block_n &&
            plan->shared_bytes == shared_bytes(t, p) &&
-           plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], x[NUM_SPLITS], p);
+           plan->workspace_bytes >= workspace_bytes(t, x.SCHEDULER, x.COPIES, x.NUM_SPLITS, p);
 }
 
 /* Heads before rows: a tile has the rows of `packed` heads in turn. */
@@ -415,8 +483,9 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 3;
     layouts[0] = tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
-    if (plan->parameters[PACKED_HEADS] > 1)
-        pack_heads(&layouts[0], plan->parameters[PACKED_HEADS]);
+    const int32_t packed = parameters_of(plan).PACKED_HEADS;
+    if (packed > 1)
+        pack_heads(&layouts[0], packed);
     layouts[1] = tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
     layouts[2] = tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
     if (gpu_mask_rows(p))
@@ -438,51 +507,50 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
 static fdm_status fill_params(const fdm_plan *plan, const struct attention *attention, char *workspace,
                               struct hopper_forward_params *params, struct gpu_forward_params *whole) {
     const fdm_problem *p = attention->problem;
-    const int32_t *x = plan->parameters;
+    const struct parameters x = parameters_of(plan);
     params->mask_group = (int32_t)attention->mask.group;
     params->bias_group = (int32_t)attention->bias.group;
     gpu_fill_forward(attention, &params->in);
-    if (x[NUM_SPLITS] > 1)
-        splits_fill(p, x[NUM_SPLITS], workspace + parts_offset(&tiles[x[TILE]], x[SCHEDULER], x[COPIES], p),
-                    &params->in);
+    if (x.NUM_SPLITS > 1)
+        splits_fill(p, x.NUM_SPLITS, workspace + parts_offset(&tiles[x.TILE], x.SCHEDULER, x.COPIES, p), &params->in);
     *whole = params->in;
-    params->in.heads /= x[PACKED_HEADS];
-    params->in.group /= x[PACKED_HEADS];
+    params->in.heads /= x.PACKED_HEADS;
+    params->in.group /= x.PACKED_HEADS;
     return make_maps(plan, attention, params);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
-    const int32_t *x = plan->parameters, copies = x[COPIES];
+    const struct parameters x = parameters_of(plan);
+    const int32_t copies = x.COPIES;
     struct attention own;
     struct gpu_forward_params whole = {0};
     struct hopper_forward_params params = {
         .items_begun = (int32_t *)(void *)l->workspace,
-        .row_blocks = (int32_t)hopper_row_blocks(p, x[PACKED_HEADS], plan->block_m),
-        .items = (int32_t)(hopper_all_blocks(p, x[PACKED_HEADS], plan->block_m) * x[NUM_SPLITS]),
-        .gathers = x[GATHER] != 0,
+        .row_blocks = (int32_t)hopper_row_blocks(p, x.PACKED_HEADS, plan->block_m),
+        .items = (int32_t)(hopper_all_blocks(p, x.PACKED_HEADS, plan->block_m) * x.NUM_SPLITS),
+        .gathers = x.GATHER != 0,
         .mask_batches = (int32_t)p->mask_shape[0],
         .bias_batches = (int32_t)p->bias_shape[0]};
     const int32_t copy_kernel =
-        hopper_copies_before(l, copies, l->workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p), &own);
+        hopper_copies_before(l, copies, l->workspace + copies_offset(&tiles[x.TILE], x.SCHEDULER, p), &own);
     fdm_status status = l->attention ? fill_params(plan, &own, l->workspace, &params, &whole) : FDM_OK;
     if (ranged(p))
         tile_plan_add(l, &params.in, (struct tile_plan_order){0}, l->workspace, &params.plan);
     else if (gpu_masks_blocks(p))
         gpu_block_mask_add(l, plan->block_m, plan->block_n, l->workspace + HOPPER_COUNT_BYTES, &params.in);
     make_request(plan, p, gpu_add_kernel(l));
-    hopper_add_items(l, x[SCHEDULER], x[NUM_SMS], params.items, ranged(p) ? NULL : l->workspace, &params,
-                     sizeof params);
-    if (!status && x[GATHER])
-        status = hopper_gather_add(l, l->attention ? &own : NULL, x[GATHER], x[NUM_SMS], &params.plan,
-                                   params.items_begun + 1);
-    if (x[NUM_SPLITS] > 1)
+    hopper_add_items(l, x.SCHEDULER, x.NUM_SMS, params.items, ranged(p) ? NULL : l->workspace, &params, sizeof params);
+    if (!status && x.GATHER)
+        status =
+            hopper_gather_add(l, l->attention ? &own : NULL, x.GATHER, x.NUM_SMS, &params.plan, params.items_begun + 1);
+    if (x.NUM_SPLITS > 1)
         combine_splits_add(l, 0, &whole);
     hopper_copies_after(l, copy_kernel, copies, &own);
     return status;
 }
 
-static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+static int32_t scheduler(const fdm_plan *plan) { return parameters_of(plan).SCHEDULER; }
 
 const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},

@@ -16,18 +16,51 @@
  * of one H200, top-W intervals of 8192 keys (docs/lab/hopper_gather.md). */
 struct tile {
     int32_t head_dim_max;
-    int32_t warpgroups, block_n, stages, q_stages, look, consumer_registers, turns, scheduler;
+    struct {
+        int32_t warpgroups, block_n, stages, q_stages, look, consumer_registers, turns;
+    } shape;
+    int32_t scheduler;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 96, 4, 2, 1024, 144, 1, ITEMS_DYNAMIC, "192 rows share each gathered key; 64 keys a step take 2 % longer"},
-    {128, 3, 64, 3, 2, 1024, 144, 1, ITEMS_DYNAMIC, "192 rows share each gathered key: 128 take 22 % longer"},
-    {192, 2, 64, 2, 1, 512, 208, 1, ITEMS_DYNAMIC, "O leaves registers for two warpgroups; not measured"},
-    {256, 2, 64, 2, 1, 256, 216, 0, ITEMS_DYNAMIC, "O leaves registers for two warpgroups"},
+    {.shape = {.warpgroups = 3,
+               .block_n = 96,
+               .stages = 4,
+               .q_stages = 2,
+               .look = 1024,
+               .consumer_registers = 144,
+               .turns = 1},
+     .head_dim_max = 64,
+     .scheduler = ITEMS_DYNAMIC,
+     .reason = "192 rows share each gathered key; 64 keys a step take 2 % longer"},
+    {.shape = {.warpgroups = 3,
+               .block_n = 64,
+               .stages = 3,
+               .q_stages = 2,
+               .look = 1024,
+               .consumer_registers = 144,
+               .turns = 1},
+     .head_dim_max = 128,
+     .scheduler = ITEMS_DYNAMIC,
+     .reason = "192 rows share each gathered key: 128 take 22 % longer"},
+    {.shape = {.warpgroups = 2,
+               .block_n = 64,
+               .stages = 2,
+               .q_stages = 1,
+               .look = 512,
+               .consumer_registers = 208,
+               .turns = 1},
+     .head_dim_max = 192,
+     .scheduler = ITEMS_DYNAMIC,
+     .reason = "O leaves registers for two warpgroups; not measured"},
+    {.shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 1, .look = 256, .consumer_registers = 216},
+     .head_dim_max = 256,
+     .scheduler = ITEMS_DYNAMIC,
+     .reason = "O leaves registers for two warpgroups"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
 
-enum { HOPPER_GATHER_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(HOPPER_GATHER_PARAMETERS);
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 
@@ -35,12 +68,12 @@ static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim,
  * spill: beside softcap, and in packed sequences with wider rows of V than of K. */
 static int32_t look_of(const struct tile *t, const fdm_problem *p) {
     const int spills = p->softcap > 0 || (p->varlen && p->head_dim_v > p->head_dim);
-    return t->look > 256 && (p->has_mask || p->has_bias || spills) ? t->look / 2 : t->look;
+    return t->shape.look > 256 && (p->has_mask || p->has_bias || spills) ? t->shape.look / 2 : t->shape.look;
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_gather_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages, look_of(t, p),
-                                      padded(p->head_dim), padded(p->head_dim_v), p->has_bias);
+    return hopper_gather_shared_bytes(t->shape.warpgroups, t->shape.block_n, t->shape.stages, t->shape.q_stages,
+                                      look_of(t, p), padded(p->head_dim), padded(p->head_dim_v), p->has_bias);
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -49,7 +82,7 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
 }
 
 static int64_t blocks_of(const struct tile *t, const fdm_problem *p) {
-    return hopper_all_blocks(p, 1, 64 * t->warpgroups);
+    return hopper_all_blocks(p, 1, 64 * t->shape.warpgroups);
 }
 
 /* Of few blocks the longest is what takes the time, and one of 128 rows takes 10 to 14 % less (H200, head dim 128). */
@@ -113,24 +146,23 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     int32_t order;
     if (!find_variant(device, p, number, &t, &order))
         return 0;
-    plan->parameters[TILE] = (int32_t)(t - tiles);
-    plan->parameters[SCHEDULER] = order;
-    plan->parameters[NUM_SMS] = device->num_sms;
-    plan->block_m = 64 * t->warpgroups;
-    plan->block_n = t->block_n;
-    plan->stages = t->stages;
+    PLAN_SET_PARAMETERS(plan, .TILE = (int32_t)(t - tiles), .SCHEDULER = order, .NUM_SMS = device->num_sms);
+    plan->block_m = 64 * t->shape.warpgroups;
+    plan->block_n = t->shape.block_n;
+    plan->stages = t->shape.stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = hopper_count_bytes(order);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Gather_%dx%d_S%d_Q%d%s_%s", plan->block_m, plan->block_n,
-             t->stages, t->q_stages, t->turns ? "_Turns" : "", items_order_names[order]);
+             t->shape.stages, t->shape.q_stages, t->shape.turns ? "_Turns" : "", items_order_names[order]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0, keys seen or not %s: 4 producer warps list the keys that some "
              "row sees and gather them, %d warpgroups of 64 query rows compute (%d and %d registers a thread), %d keys "
              "a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
-             p->has_intervals ? "by intervals" : "for all rows", t->warpgroups,
-             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups, t->consumer_registers), t->consumer_registers, t->block_n,
-             t->stages, t->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason, scheduler_names[order]);
+             p->has_intervals ? "by intervals" : "for all rows", t->shape.warpgroups,
+             HOPPER_GATHER_PRODUCER_REGISTERS(t->shape.warpgroups, t->shape.consumer_registers),
+             t->shape.consumer_registers, t->shape.block_n, t->shape.stages, t->shape.q_stages,
+             (long long)(plan->shared_bytes + 1023) >> 10, t->reason, scheduler_names[order]);
     return 1;
 }
 
@@ -140,32 +172,34 @@ static void make_request(const fdm_problem *p, int32_t tile, int32_t order, stru
     const struct tile *t = &tiles[tile];
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED);
     GPU_ADD_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
-                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
-                      .STAGES = t->stages, .Q_STAGES = t->q_stages, .LOOK = look_of(t, p),
-                      .CONSUMER_REGISTERS = t->consumer_registers, .TURNS = t->turns, .SCHEDULER = order);
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
+                      .BLOCK_N = t->shape.block_n, .STAGES = t->shape.stages, .Q_STAGES = t->shape.q_stages,
+                      .LOOK = look_of(t, p), .CONSUMER_REGISTERS = t->shape.consumer_registers, .TURNS = t->shape.turns,
+                      .SCHEDULER = order);
     request->file = "families/hopper/forward/hopper_gather.cu";
     request->entry = "hopper_gather";
     request->shared_bytes = shared_bytes(t, p);
-    request->threads = 128 * (t->warpgroups + 1);
+    request->threads = 128 * (t->shape.warpgroups + 1);
     /* Sinks beside the widest rows of V: what a row's end needs. */
     request->spill_bytes_max = p->has_sink && p->head_dim_v > 192 ? 32 : 0;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t *x = plan->parameters;
-    if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1)
+    const struct parameters x = parameters_of(plan);
+    if (x.TILE < 0 || x.TILE >= NUM_TILES || x.SCHEDULER < 0 || x.SCHEDULER >= NUM_SCHEDULERS || x.NUM_SMS < 1)
         return 0;
-    const struct tile *t = &tiles[x[TILE]];
+    const struct tile *t = &tiles[x.TILE];
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n && plan->stages == t->stages &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= hopper_count_bytes(x[SCHEDULER]);
+           plan->block_m == 64 * t->shape.warpgroups && plan->block_n == t->shape.block_n &&
+           plan->stages == t->shape.stages && plan->shared_bytes == shared_bytes(t, p) &&
+           plan->workspace_bytes >= hopper_count_bytes(x.SCHEDULER);
 }
 
 /* attention: NULL where kernels alone are asked. heads: NULL: all of them. */
 static fdm_status add(struct gpu_launches *l, const struct attention *attention, int32_t tile, int32_t order,
                       int32_t num_sms, const struct tile_plan *heads, int32_t *items_begun) {
     const fdm_problem *p = l->problem;
-    const int32_t block_m = 64 * tiles[tile].warpgroups;
+    const int32_t block_m = 64 * tiles[tile].shape.warpgroups;
     struct hopper_gather_params params = {.items_begun = items_begun,
                                           .row_blocks = (int32_t)hopper_row_blocks(p, 1, block_m),
                                           .items = (int32_t)hopper_all_blocks(p, 1, block_m),
@@ -198,11 +232,11 @@ fdm_status hopper_gather_add(struct gpu_launches *l, const struct attention *att
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
-    const int32_t *x = plan->parameters;
-    return add(l, l->attention, x[TILE], x[SCHEDULER], x[NUM_SMS], NULL, (int32_t *)(void *)l->workspace);
+    const struct parameters x = parameters_of(plan);
+    return add(l, l->attention, x.TILE, x.SCHEDULER, x.NUM_SMS, NULL, (int32_t *)(void *)l->workspace);
 }
 
-static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+static int32_t scheduler(const fdm_plan *plan) { return parameters_of(plan).SCHEDULER; }
 
 const struct gpu_algorithm hopper_gather_algorithm = {
     .info = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},

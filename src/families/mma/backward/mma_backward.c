@@ -9,7 +9,7 @@
 #include "gpu/gpu_backward.h"
 #include "gpu/numbers.h"
 
-enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_BACKWARD_PARAMETERS);
 
 /* Whether keys may be sorted: key intervals alone say what sees them, the same for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
@@ -47,10 +47,10 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
         .sums_dq = p->needs_dq,
         .semaphores = p->needs_dq && p->deterministic,
         .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
-        .group_parts = plan->parameters[GROUP_PARTS],
+        .group_parts = parameters_of(plan).GROUP_PARTS,
         .dbias_shares = block_n == 128 ? 2 : 4, /* warps that may share keys, paired or not; the others leave 0 */
         .may_order_keys = may_gather(p),
-        .orders_keys = plan->parameters[GATHER],
+        .orders_keys = parameters_of(plan).GATHER,
         .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : LOG2_E,
     };
 }
@@ -85,41 +85,40 @@ static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_
 
 /* Whether TMA may bring the stages of a ring: not those of packed sequences, where what follows the last row
  * is another's, nor where no tensor map can say how the rows lie. */
-static int may_use_tma(const fdm_plan *plan, const fdm_problem *p) {
-    return plan->parameters[RING] && p->aligned && p->q_mappable && !p->varlen;
-}
+static int may_use_tma(int32_t ring, const fdm_problem *p) { return ring && p->aligned && p->q_mappable && !p->varlen; }
 
 /* What the shared memory that a tile leaves is spent on: the first of these that fits. */
 static const struct {
     struct mma_backward_extras with;
     const char *words;
 } extras[] = {
-    {{1, 2, 3}, "paired warps, dS twice and a ring of three times 64 rows"},
-    {{1, 2, 2}, "paired warps, dS twice and a ring of two times 64 rows"},
-    {{1, 2, 0}, "paired warps and dS twice"},
-    {{1, 1, 0}, "paired warps"},
-    {{0, 2, 3}, "dS twice and a ring of three times 64 rows"},
-    {{0, 2, 2}, "dS twice and a ring of two times 64 rows"},
-    {{0, 2, 0}, "dS twice"},
+    {.with = {.paired = 1, .buffers = 2, .ring = 3},
+     .words = "paired warps, dS twice and a ring of three times 64 rows"},
+    {.with = {.paired = 1, .buffers = 2, .ring = 2}, .words = "paired warps, dS twice and a ring of two times 64 rows"},
+    {.with = {.paired = 1, .buffers = 2, .ring = 0}, .words = "paired warps and dS twice"},
+    {.with = {.paired = 1, .buffers = 1, .ring = 0}, .words = "paired warps"},
+    {.with = {.paired = 0, .buffers = 2, .ring = 3}, .words = "dS twice and a ring of three times 64 rows"},
+    {.with = {.paired = 0, .buffers = 2, .ring = 2}, .words = "dS twice and a ring of two times 64 rows"},
+    {.with = {.paired = 0, .buffers = 2, .ring = 0}, .words = "dS twice"},
 };
 
-static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
+static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan *plan, struct parameters *x) {
     for (size_t i = 0; i < sizeof extras / sizeof extras[0]; i++) {
         const struct mma_backward_extras with = extras[i].with;
         const int32_t bytes = bytes_with(plan, p, with);
-        if ((with.paired ? !may_pair(plan, p) : plan->parameters[OVERLAY]) || bytes > device->shared_bytes)
+        if ((with.paired ? !may_pair(plan, p) : x->OVERLAY) || bytes > device->shared_bytes)
             continue;
         if (with.ring && !with.paired && (!is_half(plan, p) || 2 * (bytes + 1024) > device->shared_bytes + 1024))
             continue; /* two blocks, and what the driver takes of each, share a multiprocessor */
         const size_t used = strlen(plan->reason);
-        plan->parameters[PAIRED] = with.paired;
-        plan->parameters[DS_BUFFERS] = with.buffers;
-        plan->parameters[RING] = with.ring;
-        plan->parameters[OVERLAY] = with.paired ? 0 : plan->parameters[OVERLAY];
+        x->PAIRED = with.paired;
+        x->DS_BUFFERS = with.buffers;
+        x->RING = with.ring;
+        x->OVERLAY = with.paired ? 0 : x->OVERLAY;
+        x->TMA = device->compute_major >= 9 && may_use_tma(with.ring, p);
         plan->shared_bytes = bytes;
-        plan->parameters[TMA] = device->compute_major >= 9 && may_use_tma(plan, p);
         snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s%s", (double)bytes / 1024,
-                 extras[i].words, plan->parameters[TMA] ? " by TMA" : "");
+                 extras[i].words, x->TMA ? " by TMA" : "");
         return;
     }
 }
@@ -147,27 +146,28 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, const
     return walks * walk + (parts > 1 ? launch + (double)(blocks * parts) * plan->block_n * columns * 8 / bandwidth : 0);
 }
 
-static void split_group(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
+static int32_t group_parts_of(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
     const int64_t group = p->heads / p->heads_kv;
     const double whole = seconds_with(device, p, plan, 1);
     double least = 0.9 * whole; /* an estimate: less is not worth another launch */
-    plan->parameters[GROUP_PARTS] = 1;
+    int32_t least_parts = 1;
     if (!p->needs_dk && !p->needs_dv)
-        return;
+        return 1;
     for (int64_t parts = 2; parts <= group; parts++) {
         const double seconds = group % parts ? whole : seconds_with(device, p, plan, parts);
         if (seconds < least) {
             least = seconds;
-            plan->parameters[GROUP_PARTS] = (int32_t)parts;
+            least_parts = (int32_t)parts;
         }
     }
-    if (plan->parameters[GROUP_PARTS] == 1)
-        return;
+    if (least_parts == 1)
+        return 1;
     const size_t used = strlen(plan->reason);
     snprintf(plan->reason + used, sizeof plan->reason - used,
              "; groups of %lld heads in %d parts, whose sums are added: few blocks for %d multiprocessors (%.2g of the "
              "time)",
-             (long long)group, (int)plan->parameters[GROUP_PARTS], (int)device->num_sms, least / whole);
+             (long long)group, (int)least_parts, (int)device->num_sms, least / whole);
+    return least_parts;
 }
 
 /* Heads whose key blocks begin in turn, where blocks add to dQ in order and all walk from the first row on: so many
@@ -175,8 +175,9 @@ static void split_group(const fdm_device *device, const fdm_problem *p, fdm_plan
  * second-level cache. Where heads queue for the gradient of a bias too, their blocks stay apart. */
 enum { BLOCKS_OF_A_HEAD = 8 };
 
-static int32_t heads_in_turn(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan) {
-    const int64_t heads = p->batch * p->heads_kv * plan->parameters[GROUP_PARTS];
+static int32_t heads_in_turn(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan,
+                             int32_t group_parts) {
+    const int64_t heads = p->batch * p->heads_kv * group_parts;
     const int64_t at_once = (int64_t)device->num_sms * (is_half(plan, p) ? 2 : 1);
     const int64_t most = (at_once + BLOCKS_OF_A_HEAD - 1) / BLOCKS_OF_A_HEAD;
     if (!p->deterministic || !p->needs_dq || gpu_bounded(p) || gpu_dbias_in_turns(p) || most < 1 || heads < 1)
@@ -195,18 +196,16 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->stages = choice.stages;
     plan->v_in_registers = choice.v_in_registers;
     plan->shared_bytes = choice.shared_bytes;
-    plan->parameters[STAGED_ROWS] = choice.staged_rows;
-    plan->parameters[OVERLAY] = choice.overlay;
-    plan->parameters[DS_BUFFERS] = 1;
-    plan->parameters[PAIRED] = plan->parameters[RING] = plan->parameters[TMA] = 0;
-    spend_more(device, p, plan);
-    plan->parameters[GATHER] = may_gather(p) && p->seqlen_k >= GATHER_KEYS_MIN;
-    if (plan->parameters[GATHER]) {
+    struct parameters x = {.STAGED_ROWS = choice.staged_rows, .OVERLAY = choice.overlay, .DS_BUFFERS = 1};
+    spend_more(device, p, plan, &x);
+    x.GATHER = may_gather(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+    if (x.GATHER) {
         const size_t used = strlen(plan->reason);
         snprintf(plan->reason + used, sizeof plan->reason - used, "; keys in the order of the last row that sees them");
     }
-    split_group(device, p, plan);
-    plan->parameters[IN_TURN] = heads_in_turn(device, p, plan);
+    x.GROUP_PARTS = group_parts_of(device, p, plan);
+    x.IN_TURN = heads_in_turn(device, p, plan, x.GROUP_PARTS);
+    write_parameters(plan, x);
     plan->workspace_bytes = workspace_bytes(plan, p);
     return 1;
 }
@@ -239,16 +238,15 @@ static int wide_scores(const fdm_problem *p) {
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, const struct gpu_backward_needs *needs,
                          struct cuda_kernel_request *request) {
+    const struct parameters x = parameters_of(plan);
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, MMA_BACKWARD_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
                       .BLOCK_M = plan->block_m, .BLOCK_N = plan->block_n, .STAGES = plan->stages,
-                      .V_IN_REGISTERS = plan->v_in_registers, .OVERLAY = plan->parameters[OVERLAY],
-                      .DS_BUFFERS = plan->parameters[DS_BUFFERS], .PAIRED = plan->parameters[PAIRED] != 0,
-                      .RING = plan->parameters[RING], .TMA = plan->parameters[TMA], .WIDE_SCORES = wide_scores(p),
-                      .DBIAS = gpu_dbias_constant(p), .GATHER = plan->parameters[GATHER], .SCRUB = gpu_hides_keys(p),
+                      .V_IN_REGISTERS = plan->v_in_registers, .OVERLAY = x.OVERLAY, .DS_BUFFERS = x.DS_BUFFERS,
+                      .PAIRED = x.PAIRED != 0, .RING = x.RING, .TMA = x.TMA, .WIDE_SCORES = wide_scores(p),
+                      .DBIAS = gpu_dbias_constant(p), .GATHER = x.GATHER, .SCRUB = gpu_hides_keys(p),
                       .NEEDS_DQ = p->needs_dq, .DETERMINISTIC = in_order(p),
-                      .SPLIT = gpu_backward_leaves_sums(p, plan->parameters[GROUP_PARTS]),
-                      .FOLDED = gpu_folds_grids(p));
+                      .SPLIT = gpu_backward_leaves_sums(p, x.GROUP_PARTS), .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/backward/mma_backward.cu";
     request->entry = "mma_backward";
     request->shared_bytes = plan->shared_bytes;
@@ -264,23 +262,23 @@ static int overlays(const fdm_plan *plan, const fdm_problem *p) {
 /* A plan may come from a file: its tile must be its code's, and its workspace what the kernel takes. */
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t v_in_registers = plan->v_in_registers;
-    const struct mma_backward_extras with = {plan->parameters[PAIRED] != 0, plan->parameters[DS_BUFFERS],
-                                             plan->parameters[RING]};
+    const struct parameters x = parameters_of(plan);
+    const struct mma_backward_extras with = {.paired = x.PAIRED != 0, .buffers = x.DS_BUFFERS, .ring = x.RING};
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         const struct mma_backward_code *code = &mma_backward_codes[i];
         if (strcmp(code->code, plan->choice) == 0)
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
-                   plan->parameters[PAIRED] == with.paired && (!with.paired || may_pair(plan, p)) &&
+                   x.PAIRED == with.paired && (!with.paired || may_pair(plan, p)) &&
                    (with.buffers == 1 || with.buffers == 2) &&
                    (!with.ring ||
                     ((with.paired || is_half(plan, p)) && with.buffers == 2 && (with.ring == 2 || with.ring == 3))) &&
-                   (!plan->parameters[TMA] || (plan->parameters[TMA] == 1 && may_use_tma(plan, p))) &&
-                   plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
-                   (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
-                   plan->parameters[IN_TURN] >= 0 && plan->parameters[IN_TURN] <= p->batch * p->heads &&
-                   plan->parameters[GROUP_PARTS] >= 1 && p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
-                   plan->shared_bytes == bytes_with(plan, p, with) && plan->workspace_bytes >= workspace_bytes(plan, p);
+                   (!x.TMA || (x.TMA == 1 && may_use_tma(x.RING, p))) &&
+                   x.OVERLAY == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
+                   (!x.GATHER || (x.GATHER == 1 && may_gather(p))) && x.IN_TURN >= 0 &&
+                   x.IN_TURN <= p->batch * p->heads && x.GROUP_PARTS >= 1 &&
+                   p->heads / p->heads_kv % x.GROUP_PARTS == 0 && plan->shared_bytes == bytes_with(plan, p, with) &&
+                   plan->workspace_bytes >= workspace_bytes(plan, p);
     }
     return 0;
 }
@@ -317,15 +315,15 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    const int32_t in_turn = plan->parameters[IN_TURN];
+    const int32_t in_turn = parameters_of(plan).IN_TURN;
     struct mma_backward_params params = {.heads_in_turn = in_turn > 1 ? (uint32_t)in_turn : 1};
     fdm_status status = FDM_OK;
     gpu_backward_fill(l, &needs, &params.shared);
-    if (l->attention && plan->parameters[TMA] && p->batch * p->seqlen_q > 0)
+    if (l->attention && parameters_of(plan).TMA && p->batch * p->seqlen_q > 0)
         status = make_maps(l->device, l->attention, &needs, &params);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.shared);
     main_request(plan, p, &needs, gpu_add_kernel(l));
-    gpu_backward_add_grid(l, tiles_of(p->seqlen_k, plan->block_n), p->heads_kv * plan->parameters[GROUP_PARTS],
+    gpu_backward_add_grid(l, tiles_of(p->seqlen_k, plan->block_n), p->heads_kv * parameters_of(plan).GROUP_PARTS,
                           p->batch, &params.shared, sizeof params);
     gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params.shared);
     return status;

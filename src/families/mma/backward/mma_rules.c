@@ -16,41 +16,86 @@
 /* Tiles are query rows x keys. The rows of 9.0 were timed against every other tile (docs/backward-tiles.md); the
  * reasons of the others are those of the design. */
 const struct mma_backward_row mma_backward_rows[] = {
-    {MMA_SM90, 32, MMA_ANY_LENGTH, 0, 128, 128, MMA_SINGLE_BUFFERED,
-     "17 to 36 % less time than 64x128 with V in registers (H200)", "64 rows: up to 5 % slower (H200)"},
-    {MMA_SM90, 64, MMA_ANY_LENGTH, KB(144), 128, 128, MMA_SINGLE_BUFFERED, "K and V are read once for 128 rows",
-     "64 rows: 1 % slower at S 4096 (H200)"},
-    {MMA_SM90, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_SINGLE_BUFFERED, "little shared memory", NULL},
-    {MMA_SM90, 128, MMA_ANY_LENGTH, KB(176), 128, 128, MMA_SINGLE_BUFFERED, "the largest tile without a spill",
-     "64 rows: the same with a ring, slower without (H200)"},
-    {MMA_SM90, 128, MMA_ANY_LENGTH, 0, 64, 128, MMA_SINGLE_BUFFERED, "little shared memory", NULL},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 32, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 128, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "17 to 36 % less time than 64x128 with V in registers (H200)",
+     .small_batch = "64 rows: up to 5 % slower (H200)"},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 64, .lengths = MMA_ANY_LENGTH, .limit_min = KB(144)},
+     .shape = {.block_m = 128, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "K and V are read once for 128 rows",
+     .small_batch = "64 rows: 1 % slower at S 4096 (H200)"},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 64, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "little shared memory"},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH, .limit_min = KB(176)},
+     .shape = {.block_m = 128, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "the largest tile without a spill",
+     .small_batch = "64 rows: the same with a ring, slower without (H200)"},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "little shared memory"},
 
-    {MMA_SM89, 32, MMA_MEDIUM | MMA_LONG, 0, 128, 128, MMA_SINGLE_BUFFERED, "long rows repay a long prologue", NULL},
-    {MMA_SM89, 32, MMA_STANDARD, 0, 64, 128, MMA_SINGLE_BUFFERED, "a shorter tail", NULL},
-    {MMA_SM89, 64, MMA_LONG, 0, 128, 128, MMA_SINGLE_BUFFERED, "long rows repay a long prologue", NULL},
-    {MMA_SM89, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "half of a multiprocessor's shared memory", NULL},
-    {MMA_SM89, 128, MMA_MEDIUM | MMA_LONG, KB(96.5), 128, 64, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO", NULL},
-    {MMA_SM89, 128, MMA_STANDARD, KB(96.5), 64, 128, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO", NULL},
-    {MMA_SM89, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory", NULL},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 32, .lengths = MMA_MEDIUM | MMA_LONG},
+     .shape = {.block_m = 128, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "long rows repay a long prologue"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 32, .lengths = MMA_STANDARD},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "a shorter tail"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 64, .lengths = MMA_LONG},
+     .shape = {.block_m = 128, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "long rows repay a long prologue"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 64, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_V_IN_REGISTERS},
+     .reason = "half of a multiprocessor's shared memory"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 128, .lengths = MMA_MEDIUM | MMA_LONG, .limit_min = KB(96.5)},
+     .shape = {.block_m = 128, .block_n = 64, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "fills 99 KB with dS over dO"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 128, .lengths = MMA_STANDARD, .limit_min = KB(96.5)},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "fills 99 KB with dS over dO"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_V_IN_REGISTERS},
+     .reason = "little shared memory"},
 
-    {MMA_SM86, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_DOUBLE_IF_IT_FITS, "the next rows load under this step's products",
-     NULL},
-    {MMA_SM86, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "half of a multiprocessor's shared memory", NULL},
-    {MMA_SM86, 128, MMA_ANY_LENGTH, KB(96.5), 64, 128, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO", NULL},
-    {MMA_SM86, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory", NULL},
+    {.takes = {.column = MMA_SM86, .head_dim_max = 32, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_DOUBLE_IF_IT_FITS},
+     .reason = "the next rows load under this step's products"},
+    {.takes = {.column = MMA_SM86, .head_dim_max = 64, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_V_IN_REGISTERS},
+     .reason = "half of a multiprocessor's shared memory"},
+    {.takes = {.column = MMA_SM86, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH, .limit_min = KB(96.5)},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "fills 99 KB with dS over dO"},
+    {.takes = {.column = MMA_SM86, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_V_IN_REGISTERS},
+     .reason = "little shared memory"},
 
-    {MMA_SM80, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_DOUBLE_IF_IT_FITS, "the next rows load under this step's products",
-     NULL},
-    {MMA_SM80, 64, MMA_ANY_LENGTH, KB(144), 128, 128, MMA_SINGLE_BUFFERED, "K and V are read once for 128 rows", NULL},
-    {MMA_SM80, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "little shared memory", NULL},
-    {MMA_SM80, 128, MMA_ANY_LENGTH, KB(144), 64, 128, MMA_SINGLE_BUFFERED,
-     "128 rows with two buffers of Q would need 169 KB", NULL},
-    {MMA_SM80, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory", NULL},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 32, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_DOUBLE_IF_IT_FITS},
+     .reason = "the next rows load under this step's products"},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 64, .lengths = MMA_ANY_LENGTH, .limit_min = KB(144)},
+     .shape = {.block_m = 128, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "K and V are read once for 128 rows"},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 64, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_V_IN_REGISTERS},
+     .reason = "little shared memory"},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH, .limit_min = KB(144)},
+     .shape = {.block_m = 64, .block_n = 128, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "128 rows with two buffers of Q would need 169 KB"},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 128, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_V_IN_REGISTERS},
+     .reason = "little shared memory"},
 
-#define EVERY_192(column)                                                                                              \
-    {column, 192, MMA_ANY_LENGTH, KB(137), 64, 64, MMA_DOUBLE_BUFFERED, "128 keys would need 192 accumulators", NULL}, \
-        {column, 192, MMA_ANY_LENGTH, KB(113), 64, 64, MMA_SINGLE_BUFFERED, "no room for Q twice", NULL}, {            \
-        column, 192, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory", NULL                       \
+#define EVERY_192(sm)                                                                                            \
+    {.takes = {.column = sm, .head_dim_max = 192, .lengths = MMA_ANY_LENGTH, .limit_min = KB(137)},              \
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_DOUBLE_BUFFERED},                                    \
+     .reason = "128 keys would need 192 accumulators"},                                                          \
+        {.takes = {.column = sm, .head_dim_max = 192, .lengths = MMA_ANY_LENGTH, .limit_min = KB(113)},          \
+         .shape = {.block_m = 64, .block_n = 64, .variant = MMA_SINGLE_BUFFERED},                                \
+         .reason = "no room for Q twice"},                                                                       \
+    {                                                                                                            \
+        .takes = {.column = sm, .head_dim_max = 192, .lengths = MMA_ANY_LENGTH},                                 \
+        .shape = {.block_m = 64, .block_n = 64, .variant = MMA_V_IN_REGISTERS}, .reason = "little shared memory" \
     }
     EVERY_192(MMA_SM90),
     EVERY_192(MMA_SM89),
@@ -58,47 +103,75 @@ const struct mma_backward_row mma_backward_rows[] = {
     EVERY_192(MMA_SM80),
 #undef EVERY_192
 
-    {MMA_SM90, 256, MMA_ANY_LENGTH, KB(177), 64, 64, MMA_DOUBLE_BUFFERED, "128 keys would need 256 accumulators", NULL},
-    {MMA_SM90, 256, MMA_ANY_LENGTH, KB(145), 64, 64, MMA_SINGLE_BUFFERED, "no room for Q twice", NULL},
-    {MMA_SM90, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill", NULL},
-    {MMA_SM89, 256, MMA_ANY_LENGTH, KB(145), 64, 64, MMA_SINGLE_BUFFERED, "a limit that no such part has", NULL},
-    {MMA_SM89, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill", NULL},
-    {MMA_SM86, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill", NULL},
-    {MMA_SM80, 256, MMA_ANY_LENGTH, KB(145), 64, 64, MMA_SINGLE_BUFFERED, "the room is not enough for Q twice", NULL},
-    {MMA_SM80, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill", NULL},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH, .limit_min = KB(177)},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_DOUBLE_BUFFERED},
+     .reason = "128 keys would need 256 accumulators"},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH, .limit_min = KB(145)},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "no room for Q twice"},
+    {.takes = {.column = MMA_SM90, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 32, .variant = MMA_V_IN_REGISTERS},
+     .reason = "64 keys with V in registers would spill"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH, .limit_min = KB(145)},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "a limit that no such part has"},
+    {.takes = {.column = MMA_SM89, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 32, .variant = MMA_V_IN_REGISTERS},
+     .reason = "64 keys with V in registers would spill"},
+    {.takes = {.column = MMA_SM86, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 32, .variant = MMA_V_IN_REGISTERS},
+     .reason = "64 keys with V in registers would spill"},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH, .limit_min = KB(145)},
+     .shape = {.block_m = 64, .block_n = 64, .variant = MMA_SINGLE_BUFFERED},
+     .reason = "the room is not enough for Q twice"},
+    {.takes = {.column = MMA_SM80, .head_dim_max = 256, .lengths = MMA_ANY_LENGTH},
+     .shape = {.block_m = 64, .block_n = 32, .variant = MMA_V_IN_REGISTERS},
+     .reason = "64 keys with V in registers would spill"},
 };
 const int32_t mma_backward_row_count = sizeof mma_backward_rows / sizeof mma_backward_rows[0];
 
 /* Stable: a code is never renamed and never gets another tile. */
 const struct mma_backward_code mma_backward_codes[] = {
-    {"SM90_LargeBlock_128x128", MMA_SM90, 128, 128, 0},
-    {"SM90_LargeBlock_128x128_VinRegs", MMA_SM90, 128, 128, 1},
-    {"SM90_MediumBlock_64x128", MMA_SM90, 64, 128, 0},
-    {"SM90_MediumBlock_64x128_VinRegs", MMA_SM90, 64, 128, 1},
-    {"SM90_SmallBlock_64x64", MMA_SM90, 64, 64, 0},
-    {"SM90_LowMem_64x64_VinRegs", MMA_SM90, 64, 64, 1},
-    {"SM90_LowMem_64x32_VinRegs", MMA_SM90, 64, 32, 1},
-    {"SM89_LargeBlock_128x128", MMA_SM89, 128, 128, 0},
-    {"SM89_LargeBlock_128x128_VinRegs", MMA_SM89, 128, 128, 1},
-    {"SM89_LongSeq_128x64", MMA_SM89, 128, 64, 0},
-    {"SM89_LongSeq_128x64_VinRegs", MMA_SM89, 128, 64, 1},
-    {"SM89_StandardSeq_64x128", MMA_SM89, 64, 128, 0},
-    {"SM89_StandardSeq_64x128_VinRegs", MMA_SM89, 64, 128, 1},
-    {"SM89_SmallBlock_64x64", MMA_SM89, 64, 64, 0},
-    {"SM89_LowMem_64x64_VinRegs", MMA_SM89, 64, 64, 1},
-    {"SM89_LowMem_64x32_VinRegs", MMA_SM89, 64, 32, 1},
-    {"SM86_Standard_64x128", MMA_SM86, 64, 128, 0},
-    {"SM86_Standard_64x128_VinRegs", MMA_SM86, 64, 128, 1},
-    {"SM86_SmallBlock_64x64", MMA_SM86, 64, 64, 0},
-    {"SM86_LowMem_64x64_VinRegs", MMA_SM86, 64, 64, 1},
-    {"SM86_LowMem_64x32_VinRegs", MMA_SM86, 64, 32, 1},
-    {"SM80_LargeBlock_128x128", MMA_SM80, 128, 128, 0},
-    {"SM80_LargeBlock_128x128_VinRegs", MMA_SM80, 128, 128, 1},
-    {"SM80_Standard_64x128", MMA_SM80, 64, 128, 0},
-    {"SM80_Standard_64x128_VinRegs", MMA_SM80, 64, 128, 1},
-    {"SM80_SmallBlock_64x64", MMA_SM80, 64, 64, 0},
-    {"SM80_LowMem_64x64_VinRegs", MMA_SM80, 64, 64, 1},
-    {"SM80_LowMem_64x32_VinRegs", MMA_SM80, 64, 32, 1},
+    {.code = "SM90_LargeBlock_128x128", .column = MMA_SM90, .block_m = 128, .block_n = 128},
+    {.code = "SM90_LargeBlock_128x128_VinRegs",
+     .column = MMA_SM90,
+     .block_m = 128,
+     .block_n = 128,
+     .v_in_registers = 1},
+    {.code = "SM90_MediumBlock_64x128", .column = MMA_SM90, .block_m = 64, .block_n = 128},
+    {.code = "SM90_MediumBlock_64x128_VinRegs", .column = MMA_SM90, .block_m = 64, .block_n = 128, .v_in_registers = 1},
+    {.code = "SM90_SmallBlock_64x64", .column = MMA_SM90, .block_m = 64, .block_n = 64},
+    {.code = "SM90_LowMem_64x64_VinRegs", .column = MMA_SM90, .block_m = 64, .block_n = 64, .v_in_registers = 1},
+    {.code = "SM90_LowMem_64x32_VinRegs", .column = MMA_SM90, .block_m = 64, .block_n = 32, .v_in_registers = 1},
+    {.code = "SM89_LargeBlock_128x128", .column = MMA_SM89, .block_m = 128, .block_n = 128},
+    {.code = "SM89_LargeBlock_128x128_VinRegs",
+     .column = MMA_SM89,
+     .block_m = 128,
+     .block_n = 128,
+     .v_in_registers = 1},
+    {.code = "SM89_LongSeq_128x64", .column = MMA_SM89, .block_m = 128, .block_n = 64},
+    {.code = "SM89_LongSeq_128x64_VinRegs", .column = MMA_SM89, .block_m = 128, .block_n = 64, .v_in_registers = 1},
+    {.code = "SM89_StandardSeq_64x128", .column = MMA_SM89, .block_m = 64, .block_n = 128},
+    {.code = "SM89_StandardSeq_64x128_VinRegs", .column = MMA_SM89, .block_m = 64, .block_n = 128, .v_in_registers = 1},
+    {.code = "SM89_SmallBlock_64x64", .column = MMA_SM89, .block_m = 64, .block_n = 64},
+    {.code = "SM89_LowMem_64x64_VinRegs", .column = MMA_SM89, .block_m = 64, .block_n = 64, .v_in_registers = 1},
+    {.code = "SM89_LowMem_64x32_VinRegs", .column = MMA_SM89, .block_m = 64, .block_n = 32, .v_in_registers = 1},
+    {.code = "SM86_Standard_64x128", .column = MMA_SM86, .block_m = 64, .block_n = 128},
+    {.code = "SM86_Standard_64x128_VinRegs", .column = MMA_SM86, .block_m = 64, .block_n = 128, .v_in_registers = 1},
+    {.code = "SM86_SmallBlock_64x64", .column = MMA_SM86, .block_m = 64, .block_n = 64},
+    {.code = "SM86_LowMem_64x64_VinRegs", .column = MMA_SM86, .block_m = 64, .block_n = 64, .v_in_registers = 1},
+    {.code = "SM86_LowMem_64x32_VinRegs", .column = MMA_SM86, .block_m = 64, .block_n = 32, .v_in_registers = 1},
+    {.code = "SM80_LargeBlock_128x128", .column = MMA_SM80, .block_m = 128, .block_n = 128},
+    {.code = "SM80_LargeBlock_128x128_VinRegs",
+     .column = MMA_SM80,
+     .block_m = 128,
+     .block_n = 128,
+     .v_in_registers = 1},
+    {.code = "SM80_Standard_64x128", .column = MMA_SM80, .block_m = 64, .block_n = 128},
+    {.code = "SM80_Standard_64x128_VinRegs", .column = MMA_SM80, .block_m = 64, .block_n = 128, .v_in_registers = 1},
+    {.code = "SM80_SmallBlock_64x64", .column = MMA_SM80, .block_m = 64, .block_n = 64},
+    {.code = "SM80_LowMem_64x64_VinRegs", .column = MMA_SM80, .block_m = 64, .block_n = 64, .v_in_registers = 1},
+    {.code = "SM80_LowMem_64x32_VinRegs", .column = MMA_SM80, .block_m = 64, .block_n = 32, .v_in_registers = 1},
 };
 const int32_t mma_backward_code_count = sizeof mma_backward_codes / sizeof mma_backward_codes[0];
 
@@ -240,15 +313,15 @@ static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_di
                         struct explanation *e) {
     for (int32_t i = 0; i < mma_backward_row_count; i++) {
         const struct mma_backward_row *row = &mma_backward_rows[i];
-        if (row->column != column || head_dim > row->head_dim_max || !(row->lengths & lengths))
+        if (row->takes.column != column || head_dim > row->takes.head_dim_max || !(row->takes.lengths & lengths))
             continue;
-        if (limit >= row->limit_min) {
-            tell(e, "row %s, D <= %d: %dx%d %s (%s)", mma_column_name(column), row->head_dim_max, row->block_m,
-                 row->block_n, mma_variant_name(row->variant), row->reason);
+        if (limit >= row->takes.limit_min) {
+            tell(e, "row %s, D <= %d: %dx%d %s (%s)", mma_column_name(column), row->takes.head_dim_max,
+                 row->shape.block_m, row->shape.block_n, mma_variant_name(row->shape.variant), row->reason);
             return i;
         }
-        tell(e, "%dx%d %s is for devices from %.4g KB, this one has %.4g KB", row->block_m, row->block_n,
-             mma_variant_name(row->variant), kilobytes(row->limit_min), kilobytes(limit));
+        tell(e, "%dx%d %s is for devices from %.4g KB, this one has %.4g KB", row->shape.block_m, row->shape.block_n,
+             mma_variant_name(row->shape.variant), kilobytes(row->takes.limit_min), kilobytes(limit));
     }
     return -1;
 }
@@ -271,9 +344,11 @@ static int shrink(const struct placement *p, int32_t *block_m, int32_t *block_n)
 /* From the row's variant on: two buffers of Q, one, V in registers, then the same with a smaller tile. */
 static int fall_back(const struct placement *p, const struct mma_backward_row *row, int32_t block_m,
                      struct mma_backward_choice *choice, struct explanation *e) {
-    int32_t block_n = row->block_n;
+    int32_t block_n = row->shape.block_n;
     enum { DOUBLE, SINGLE, REGISTERS, STEPS };
-    int first = row->variant == MMA_V_IN_REGISTERS ? REGISTERS : row->variant == MMA_SINGLE_BUFFERED ? SINGLE : DOUBLE;
+    int first = row->shape.variant == MMA_V_IN_REGISTERS    ? REGISTERS
+                : row->shape.variant == MMA_SINGLE_BUFFERED ? SINGLE
+                                                            : DOUBLE;
     do {
         /* 32 keys are with V in registers alone */
         for (int step = block_n == 32 ? REGISTERS : first; step < STEPS; step++) {
@@ -281,7 +356,7 @@ static int fall_back(const struct placement *p, const struct mma_backward_row *r
             if (fits(p, choice, e))
                 return 1;
         }
-        first = row->variant == MMA_DOUBLE_IF_IT_FITS ? DOUBLE : SINGLE;
+        first = row->shape.variant == MMA_DOUBLE_IF_IT_FITS ? DOUBLE : SINGLE;
     } while (shrink(p, &block_m, &block_n));
     return 0;
 }
@@ -296,7 +371,7 @@ static int choose_freely(const fdm_device *device, const fdm_problem *problem, s
     if (index < 0)
         return 0;
     const struct mma_backward_row *row = &mma_backward_rows[index];
-    int32_t block_m = row->block_m;
+    int32_t block_m = row->shape.block_m;
     if (problem->batch <= MMA_SMALL_BATCH && length != MMA_LONG && block_m == 128) {
         block_m = row->small_batch ? 128 : 64;
         tell(e, "batch %lld <= %d: %s%s", (long long)problem->batch, MMA_SMALL_BATCH,

@@ -23,12 +23,16 @@ enum mma_variant {
 
 /* A cell of the table, or one of its cases. The first row in order that matches is taken. */
 struct mma_backward_row {
-    enum mma_column column;
-    int32_t head_dim_max; /* of the wider of D and Dv */
-    int32_t lengths;
-    int32_t limit_min; /* bytes of shared memory that the device must offer, whatever the tile needs; 0 = any */
-    int32_t block_m, block_n;
-    enum mma_variant variant;
+    struct {
+        enum mma_column column;
+        int32_t head_dim_max; /* of the wider of D and Dv */
+        int32_t lengths;
+        int32_t limit_min; /* bytes of shared memory that the device must offer, whatever the tile needs; 0 = any */
+    } takes;
+    struct {
+        int32_t block_m, block_n;
+        enum mma_variant variant;
+    } shape;
     const char *reason;
     const char *small_batch; /* why small batches keep block_m; NULL: they halve it */
 };

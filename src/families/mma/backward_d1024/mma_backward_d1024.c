@@ -11,38 +11,56 @@ enum { HEAD_DIM_MAX = 1024 };
 /* The first that fits head dims and shared memory is chosen, with as many stages as there is room for. Head dims are
  * the larger of D and Dv. A slice of 128 columns asks that padding to them costs nothing. */
 struct tile {
-    int32_t head_dim_max;
-    int32_t extras_max; /* how many of mask, bias, intervals of both kinds, softcap and packed sequences there may be */
-    int32_t own, slice, kept;
-    int32_t stages_min, stages_max;
+    struct {
+        int32_t head_dim_max;
+        int32_t extras_max; /* of mask, bias, intervals of both kinds, softcap and packed sequences */
+    } takes;
+    struct {
+        int32_t own, slice, kept, stages_min, stages_max;
+    } shape;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {512, 0, 64, 128, 2, 3, 4, "slices of 128 columns cost half as many barriers as of 64"},
-    {512, 6, 64, 64, 2, 3, 6, "what is owned stays in shared memory"},
-    {512, 6, 64, 64, 1, 3, 6, "one own matrix stays in shared memory"},
-    {512, 6, 64, 64, 0, 3, 4, "fits 99 KB"},
-    {1024, 6, 32, 64, 2, 3, 4, "the sums of 32 rows or keys fill the registers"},
-    {1024, 6, 32, 64, 1, 3, 4, "fits 163 KB"},
-    {1024, 6, 32, 64, 0, 3, 3, "fits 99 KB"},
+    {.takes = {.head_dim_max = 512, .extras_max = 0},
+     .shape = {.own = 64, .slice = 128, .kept = 2, .stages_min = 3, .stages_max = 4},
+     .reason = "slices of 128 columns cost half as many barriers as of 64"},
+    {.takes = {.head_dim_max = 512, .extras_max = 6},
+     .shape = {.own = 64, .slice = 64, .kept = 2, .stages_min = 3, .stages_max = 6},
+     .reason = "what is owned stays in shared memory"},
+    {.takes = {.head_dim_max = 512, .extras_max = 6},
+     .shape = {.own = 64, .slice = 64, .kept = 1, .stages_min = 3, .stages_max = 6},
+     .reason = "one own matrix stays in shared memory"},
+    {.takes = {.head_dim_max = 512, .extras_max = 6},
+     .shape = {.own = 64, .slice = 64, .kept = 0, .stages_min = 3, .stages_max = 4},
+     .reason = "fits 99 KB"},
+    {.takes = {.head_dim_max = 1024, .extras_max = 6},
+     .shape = {.own = 32, .slice = 64, .kept = 2, .stages_min = 3, .stages_max = 4},
+     .reason = "the sums of 32 rows or keys fill the registers"},
+    {.takes = {.head_dim_max = 1024, .extras_max = 6},
+     .shape = {.own = 32, .slice = 64, .kept = 1, .stages_min = 3, .stages_max = 4},
+     .reason = "fits 163 KB"},
+    {.takes = {.head_dim_max = 1024, .extras_max = 6},
+     .shape = {.own = 32, .slice = 64, .kept = 0, .stages_min = 3, .stages_max = 3},
+     .reason = "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
-enum { MMA_BACKWARD_D1024_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_BACKWARD_D1024_PARAMETERS);
 
 static int32_t padded(const struct tile *t, int64_t head_dim) {
-    return mma_d1024_padded((int32_t)head_dim, t->own, t->slice);
+    return mma_d1024_padded((int32_t)head_dim, t->shape.own, t->shape.slice);
 }
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p, int32_t stages) {
-    return mma_d1024_shared_bytes(t->own, t->slice, t->kept, stages, padded(t, p->head_dim), padded(t, p->head_dim_v));
+    return mma_d1024_shared_bytes(t->shape.own, t->shape.slice, t->shape.kept, stages, padded(t, p->head_dim),
+                                  padded(t, p->head_dim_v));
 }
 
 /* No more stages than the fewest slices of a step and one, which are those of dV: slices are loaded of one step ahead.
  */
 static int32_t stages_max(const struct tile *t, const fdm_problem *p) {
-    const int32_t sums =
-        mma_d1024_others(t->own) / 64 * (padded(t, p->head_dim_v) / mma_d1024_sum_columns(t->own, t->slice));
-    const int32_t slices = padded(t, p->head_dim) / t->slice + sums;
-    return slices + 1 < t->stages_max ? slices + 1 : t->stages_max;
+    const int32_t sums = mma_d1024_others(t->shape.own) / 64 *
+                         (padded(t, p->head_dim_v) / mma_d1024_sum_columns(t->shape.own, t->shape.slice));
+    const int32_t slices = padded(t, p->head_dim) / t->shape.slice + sums;
+    return slices + 1 < t->shape.stages_max ? slices + 1 : t->shape.stages_max;
 }
 /* Stages that the device has room for. */
 static int32_t stages_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -56,16 +74,17 @@ static int32_t stages_of(const struct tile *t, const fdm_device *device, const f
 static int takes(const struct tile *t, const fdm_problem *p) {
     const int32_t extras =
         p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0) + p->varlen;
-    return gpu_widest(p) <= t->head_dim_max && extras <= t->extras_max &&
-           (t->slice == 64 || (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
+    return gpu_widest(p) <= t->takes.head_dim_max && extras <= t->takes.extras_max &&
+           (t->shape.slice == 64 ||
+            (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
 }
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return takes(t, p) && stages_of(t, device, p) >= t->stages_min;
+    return takes(t, p) && stages_of(t, device, p) >= t->shape.stages_min;
 }
 
 /* The block mask's tiles: of rows and of keys alike, whoever owns what. */
 static int32_t mask_block(const struct tile *t) {
-    return t->own < mma_d1024_others(t->own) ? t->own : mma_d1024_others(t->own);
+    return t->shape.own < mma_d1024_others(t->shape.own) ? t->shape.own : mma_d1024_others(t->shape.own);
 }
 
 static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
@@ -76,7 +95,7 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
                                        .head_dim = padded(t, p->head_dim),
                                        .head_dim_v = padded(t, p->head_dim_v),
                                        .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)turns : 0,
-                                       .dbias_shares = mma_d1024_shares(t->own),
+                                       .dbias_shares = mma_d1024_shares(t->shape.own),
                                        .lse_factor = 1};
 }
 
@@ -99,14 +118,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         if (!fits(t, device, p) || variant-- > 0)
             continue;
         const struct gpu_backward_needs needs = needs_of(t, p);
-        plan->parameters[TILE] = i;
-        plan->block_m = t->own;
-        plan->block_n = mma_d1024_others(t->own);
+        PLAN_SET_PARAMETERS(plan, .TILE = i);
+        plan->block_m = t->shape.own;
+        plan->block_n = mma_d1024_others(t->shape.own);
         plan->stages = stages_of(t, device, p);
         plan->shared_bytes = shared_bytes(t, p, plan->stages);
         plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_%dx%d_D%d_Kept%d_S%d", plan->block_m, plan->block_n,
-                 t->slice, t->kept, plan->stages);
+                 t->shape.slice, t->shape.kept, plan->stages);
         snprintf(plan->reason, sizeof plan->reason,
                  "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
                  (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
@@ -136,11 +155,11 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     gpu_set_problem_constants(request, p, GPU_ALIKE_POSITIVE_SCALE | GPU_ALIKE_SCORES_ALIGNED);
     GPU_ADD_CONSTANTS(request, MMA_BACKWARD_D1024_CONSTANTS, .HEAD_DIM = padded(t, p->head_dim),
-                      .HEAD_DIM_V = padded(t, p->head_dim_v), .OWN = t->own, .SLICE = t->slice, .KEPT = t->kept,
-                      .STAGES = plan->stages, .MAKES = kernel, .DBIAS = dbias_of(p, kernel),
+                      .HEAD_DIM_V = padded(t, p->head_dim_v), .OWN = t->shape.own, .SLICE = t->shape.slice,
+                      .KEPT = t->shape.kept, .STAGES = plan->stages, .MAKES = kernel, .DBIAS = dbias_of(p, kernel),
                       .REDO = kernel == MMA_D1024_DQ ? gpu_hides_keys(p) : p->has_bias,
                       .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p),
                       .FOLDED = gpu_folds_grids(p));
@@ -151,19 +170,20 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t number = plan->parameters[TILE];
+    const int32_t number = parameters_of(plan).TILE;
     if (number < 0 || number >= NUM_TILES || !takes(&tiles[number], p))
         return 0;
     const struct tile *t = &tiles[number];
     const struct gpu_backward_needs needs = needs_of(t, p);
-    return plan->block_m == t->own && plan->block_n == mma_d1024_others(t->own) && plan->stages >= t->stages_min &&
-           plan->stages <= stages_max(t, p) && plan->shared_bytes == shared_bytes(t, p, plan->stages) &&
+    return plan->block_m == t->shape.own && plan->block_n == mma_d1024_others(t->shape.own) &&
+           plan->stages >= t->shape.stages_min && plan->stages <= stages_max(t, p) &&
+           plan->shared_bytes == shared_bytes(t, p, plan->stages) &&
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     const struct gpu_backward_needs needs = needs_of(t, p);
     struct gpu_backward_params params;
     gpu_backward_fill(l, &needs, &params);
@@ -173,7 +193,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
         if (!makes(p, kernel))
             continue;
         main_request(plan, p, kernel, gpu_add_kernel(l));
-        gpu_backward_add_grid(l, gpu_ceil_div(of_rows ? p->seqlen_q : p->seqlen_k, t->own),
+        gpu_backward_add_grid(l, gpu_ceil_div(of_rows ? p->seqlen_q : p->seqlen_k, t->shape.own),
                               of_rows ? p->heads : p->heads_kv, p->batch, &params, sizeof params);
     }
     gpu_backward_add(l, GPU_BACKWARD_AFTER, &needs, &params);

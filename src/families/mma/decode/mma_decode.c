@@ -298,10 +298,11 @@ static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct t
                : MMA_MERGE_WORKSPACE;
 }
 
-enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_DECODE_PARAMETERS);
 
 static struct tile tile_of_plan(const fdm_plan *plan) {
-    return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS]};
+    return (struct tile){
+        .block_n = plan->block_n, .warps = parameters_of(plan).WARPS, .row_groups = parameters_of(plan).ROW_GROUPS};
 }
 
 /* Whether the order of sequences matters, and the kernel can find it. */
@@ -321,7 +322,7 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
     used +=
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
                  "; %d splits of the keys %s %d multiprocessors with %lld KV heads; %d stage%s of %d keys (%lld KB)",
-                 plan->parameters[SPLITS],
+                 parameters_of(plan).SPLITS,
                  problem_fixes_splits(p) ? "at most, as invariance, num_splits or split_keys say, are on" : "fill",
                  device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages, plan->stages == 1 ? "" : "s",
                  plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
@@ -334,7 +335,7 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                  : p->has_mask                                             ? "the mask"
                  : p->has_intervals || p->has_row_intervals                ? "intervals"
                                                                            : "a bias of -inf",
-                 plan->parameters[ORDERED] ? "; sequences that seem to see most begin first" : "");
+                 parameters_of(plan).ORDERED ? "; sequences that seem to see most begin first" : "");
 }
 
 /* A way to run a problem, with `times` as many splits as fill the device. */
@@ -421,18 +422,15 @@ static struct way rules_of(const fdm_device *device, const fdm_problem *p, const
 static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
     const struct tile t = way->tile;
     const int32_t splits = splits_of_way(way);
-    plan->parameters[SPLITS] = splits;
-    plan->parameters[STAGES] = way->stages;
-    plan->parameters[MERGE] = merge_of(device, p, t, way->stages, splits);
-    plan->parameters[EARLY] = device->compute_major >= 9;
-    plan->parameters[WARPS] = t.warps;
-    plan->parameters[ROW_GROUPS] = t.row_groups;
-    plan->parameters[ORDERED] = is_ordered(device, p, t, way->stages, splits);
+    PLAN_SET_PARAMETERS(plan, .SPLITS = splits, .STAGES = way->stages,
+                        .MERGE = merge_of(device, p, t, way->stages, splits), .EARLY = device->compute_major >= 9,
+                        .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
+                        .ORDERED = is_ordered(device, p, t, way->stages, splits));
     plan->block_m = 16 * t.row_groups;
     plan->block_n = t.block_n;
     plan->stages = way->stages;
-    plan->shared_bytes = shared_bytes(p, t, way->stages, plan->parameters[MERGE]);
-    plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[MERGE]);
+    plan->shared_bytes = shared_bytes(p, t, way->stages, parameters_of(plan).MERGE);
+    plan->workspace_bytes = workspace_bytes(p, splits, parameters_of(plan).MERGE);
     char times[16] = "";
     if (way->times > 1)
         snprintf(times, sizeof times, "_X%d", way->times);
@@ -471,7 +469,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
+    const struct parameters x = parameters_of(plan);
+    const int32_t splits = x.SPLITS, stages = x.STAGES, merge = x.MERGE;
     const struct tile t = tile_of_plan(plan);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
                                : merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages)
@@ -480,21 +479,22 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int as_given = !given_splits(p) || splits == given_splits(p);
     const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
-           as_given && (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) && stages >= 1 &&
-           stages <= STAGES_MAX && plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
-           (!plan->parameters[ORDERED] || (plan->parameters[ORDERED] == 1 && can_order)) &&
-           plan->block_m == 16 * t.row_groups && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
+           as_given && (x.EARLY == 0 || x.EARLY == 1) && stages >= 1 && stages <= STAGES_MAX &&
+           plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
+           (!x.ORDERED || (x.ORDERED == 1 && can_order)) && plan->block_m == 16 * t.row_groups &&
+           workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
 static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
+    const struct parameters x = parameters_of(plan);
+    const int32_t stages = x.STAGES, merge = x.MERGE;
     const struct tile t = tile_of_plan(plan);
     gpu_set_problem_constants(
         request, p, GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
                       .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups, .STAGES = stages,
                       .MASK_PER_ROW = mask_constant(p, stages), .INTERVALS_PER_ROW = intervals_constant(p, stages),
-                      .ORDERED = plan->parameters[ORDERED], .MERGE = merge, .SPLIT_RULE = split_rule(p));
+                      .ORDERED = x.ORDERED, .MERGE = merge, .SPLIT_RULE = split_rule(p));
     request->file = "families/mma/decode/mma_decode.cu";
     request->entry = "mma_decode";
     request->shared_bytes = shared_bytes(p, t, stages, merge);
@@ -506,7 +506,8 @@ static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cu
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
-    const int32_t splits = plan->parameters[SPLITS], merge = plan->parameters[MERGE];
+    const struct parameters x = parameters_of(plan);
+    const int32_t splits = x.SPLITS, merge = x.MERGE;
     struct gpu_forward_params params = {0};
     if (splits_rows(p) == 0 && l->attention)
         return FDM_OK;
@@ -518,11 +519,11 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     decode_request(plan, p, gpu_add_kernel(l));
     gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits)},
                                           .cluster = merge == MMA_MERGE_CLUSTER ? splits : 1,
-                                          .early = plan->parameters[EARLY],
+                                          .early = x.EARLY,
                                           .params = &params,
                                           .params_bytes = sizeof params});
     if (merge == MMA_MERGE_WORKSPACE)
-        combine_splits_add(l, plan->parameters[EARLY], &params);
+        combine_splits_add(l, x.EARLY, &params);
     return FDM_OK;
 }
 

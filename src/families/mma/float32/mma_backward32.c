@@ -9,42 +9,54 @@
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
 struct tile {
-    int32_t head_dim_min, head_dim_max; /* of the smaller and of the larger of D and Dv */
-    int32_t extras_max;                 /* how many of mask, bias, intervals of both kinds and softcap there may be */
-    int32_t warps, share, block;
+    struct {
+        int32_t head_dim_min, head_dim_max; /* of the smaller and of the larger of D and Dv */
+        int32_t extras_max;                 /* of mask, bias, intervals of both kinds and softcap */
+    } takes;
+    struct {
+        int32_t warps, share, block;
+    } shape;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {33, 128, 3, 4, 1, 32, "the longest step without a spill"},
-    {0, 128, 5, 4, 1, 16, "the longest step without a spill for head dims up to 32, and for every feature at a time"},
-    {0, 256, 5, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
-    {0, 256, 5, 4, 2, 16, "fits 99 KB"},
+    {.takes = {.head_dim_min = 33, .head_dim_max = 128, .extras_max = 3},
+     .shape = {.warps = 4, .share = 1, .block = 32},
+     .reason = "the longest step without a spill"},
+    {.takes = {.head_dim_max = 128, .extras_max = 5},
+     .shape = {.warps = 4, .share = 1, .block = 16},
+     .reason = "the longest step without a spill for head dims up to 32, and for every feature at a time"},
+    {.takes = {.head_dim_max = 256, .extras_max = 5},
+     .shape = {.warps = 8, .share = 2, .block = 16},
+     .reason = "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {.takes = {.head_dim_max = 256, .extras_max = 5},
+     .shape = {.warps = 4, .share = 2, .block = 16},
+     .reason = "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
-enum { MMA_BACKWARD32_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_BACKWARD32_PARAMETERS);
 
 /* Sums a thread may hold; beyond, dK and dV are made by launches of their own. */
 enum { SUMS_MAX = 64 };
 
-static int32_t own_of(const struct tile *t) { return 16 * t->warps / t->share; }
+static int32_t own_of(const struct tile *t) { return 16 * t->shape.warps / t->shape.share; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return mma_backward32_shared_bytes(own_of(t), t->block, mma_padded32(p->head_dim, p->head_dim_v),
+    return mma_backward32_shared_bytes(own_of(t), t->shape.block, mma_padded32(p->head_dim, p->head_dim_v),
                                        mma_padded32(p->head_dim_v, p->head_dim));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0);
     const int64_t widest = gpu_widest(p);
-    return extras <= t->extras_max && (t->share == 1 || widest > 128) && widest <= t->head_dim_max &&
-           p->head_dim >= t->head_dim_min && p->head_dim_v >= t->head_dim_min &&
+    return extras <= t->takes.extras_max && (t->shape.share == 1 || widest > 128) && widest <= t->takes.head_dim_max &&
+           p->head_dim >= t->takes.head_dim_min && p->head_dim_v >= t->takes.head_dim_min &&
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
     const int64_t blocks = (p->seqlen_k + MMA_BACKWARD32_TURN_KEYS - 1) / MMA_BACKWARD32_TURN_KEYS;
-    return (struct gpu_backward_needs){.block_m = t->block,
-                                       .block_n = t->block,
+    return (struct gpu_backward_needs){.block_m = t->shape.block,
+                                       .block_n = t->shape.block,
                                        .row_step = MMA_BACKWARD_ROW_STEP,
                                        .head_dim = mma_padded32(p->head_dim, p->head_dim_v),
                                        .head_dim_v = mma_padded32(p->head_dim_v, p->head_dim),
@@ -72,9 +84,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         if (!fits(t, device, p) || variant-- > 0)
             continue;
         const struct gpu_backward_needs needs = needs_of(t, p);
-        plan->parameters[TILE] = i;
+        PLAN_SET_PARAMETERS(plan, .TILE = i);
         plan->block_m = own_of(t);
-        plan->block_n = t->block;
+        plan->block_n = t->shape.block;
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
         plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
@@ -118,32 +130,32 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
                          struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p,
                               GPU_ALIKE_POSITIVE_SCALE | (kernel == OWN_ROWS ? 0 : GPU_ALIKE_SCORES_ALIGNED));
-    GPU_ADD_CONSTANTS(request, MMA_BACKWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
-                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
-                      .BLOCK = t->block, .OWNS_KEYS = kernel != OWN_ROWS, .GRADIENTS = gradients_of(p, kernel),
-                      .DBIAS = dbias_of(p, kernel), .REDO = kernel == OWN_ROWS ? gpu_hides_keys(p) : p->has_bias,
-                      .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p),
-                      .FOLDED = gpu_folds_grids(p));
+    GPU_ADD_CONSTANTS(
+        request, MMA_BACKWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
+        .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->shape.warps, .SHARE = t->shape.share,
+        .BLOCK = t->shape.block, .OWNS_KEYS = kernel != OWN_ROWS, .GRADIENTS = gradients_of(p, kernel),
+        .DBIAS = dbias_of(p, kernel), .REDO = kernel == OWN_ROWS ? gpu_hides_keys(p) : p->has_bias,
+        .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p), .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/float32/mma_backward32.cu";
     request->entry = "mma_backward32";
     request->shared_bytes = shared_bytes(t, p);
-    request->threads = 32 * t->warps;
+    request->threads = 32 * t->shape.warps;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[TILE];
-    if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
-        p->head_dim_v > tiles[tile].head_dim_max)
+    const int32_t tile = parameters_of(plan).TILE;
+    if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].takes.head_dim_max ||
+        p->head_dim_v > tiles[tile].takes.head_dim_max)
         return 0;
     const struct gpu_backward_needs needs = needs_of(&tiles[tile], p);
-    return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
+    return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].shape.block &&
            plan->shared_bytes == shared_bytes(&tiles[tile], p) &&
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     const struct gpu_backward_needs needs = needs_of(t, p);
     struct gpu_backward_params params;
     gpu_backward_fill(l, &needs, &params);

@@ -7,24 +7,37 @@
 
 /* The first row whose head dims and shared memory fit is chosen. */
 struct tile {
-    int32_t head_dim_max;
-    int32_t bare; /* not 0: only for causal and window, on dense tensors; 90: and only on 9.0 */
-    int32_t warps, share, row_tiles, block_n, blocks; /* blocks: wanted on a multiprocessor at a time */
+    struct {
+        int32_t head_dim_max;
+        int32_t bare; /* not 0: only for causal and window, on dense tensors; 90: and only on 9.0 */
+    } takes;
+    struct {
+        int32_t warps, share, row_tiles, block_n;
+        int32_t blocks; /* wanted on a multiprocessor at a time */
+    } shape;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 1, 4, 1, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
-    {128, 0, 4, 1, 1, 32, 2, "the longest step without a spill"},
-    {256, 90, 4, 1, 1, 16, 2, "34 % faster than two warps to the same rows"},
-    {256, 0, 8, 2, 1, 16, 1, "two warps share the columns of 16 rows, which would fill the registers of one"},
+    {.takes = {.head_dim_max = 64, .bare = 1},
+     .shape = {.warps = 4, .share = 1, .row_tiles = 2, .block_n = 32, .blocks = 2},
+     .reason = "32 rows a warp share the split keys and values: 24 % faster than 16"},
+    {.takes = {.head_dim_max = 128},
+     .shape = {.warps = 4, .share = 1, .row_tiles = 1, .block_n = 32, .blocks = 2},
+     .reason = "the longest step without a spill"},
+    {.takes = {.head_dim_max = 256, .bare = 90},
+     .shape = {.warps = 4, .share = 1, .row_tiles = 1, .block_n = 16, .blocks = 2},
+     .reason = "34 % faster than two warps to the same rows"},
+    {.takes = {.head_dim_max = 256},
+     .shape = {.warps = 8, .share = 2, .row_tiles = 1, .block_n = 16, .blocks = 1},
+     .reason = "two warps share the columns of 16 rows, which would fill the registers of one"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
-enum { MMA_FORWARD32_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_FORWARD32_PARAMETERS);
 
-static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps / t->share; }
+static int32_t block_m(const struct tile *t) { return 16 * t->shape.row_tiles * t->shape.warps / t->shape.share; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return mma_forward32_shared_bytes(block_m(t), t->block_n, mma_padded32(p->head_dim, p->head_dim_v),
+    return mma_forward32_shared_bytes(block_m(t), t->shape.block_n, mma_padded32(p->head_dim, p->head_dim_v),
                                       mma_padded32(p->head_dim_v, p->head_dim), gpu_lists_keys(p));
 }
 
@@ -36,13 +49,13 @@ static int is_bare(const fdm_problem *p) {
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int on_90 = device->compute_major == 9 && device->compute_minor == 0;
     const int64_t widest = gpu_widest(p);
-    return (!t->bare || is_bare(p)) && (t->bare != 90 || on_90) && (t->share == 1 || widest > 128) &&
-           p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
+    return (!t->takes.bare || is_bare(p)) && (t->takes.bare != 90 || on_90) && (t->shape.share == 1 || widest > 128) &&
+           p->head_dim <= t->takes.head_dim_max && p->head_dim_v <= t->takes.head_dim_max &&
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
-    return gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, block_m(t), t->block_n) : 0;
+    return gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, block_m(t), t->shape.block_n) : 0;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -61,14 +74,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         const struct tile *t = &tiles[i];
         if (!fits(t, device, p) || variant-- > 0)
             continue;
-        plan->parameters[TILE] = i;
+        PLAN_SET_PARAMETERS(plan, .TILE = i);
         plan->block_m = block_m(t);
-        plan->block_n = t->block_n;
+        plan->block_n = t->shape.block_n;
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
         plan->workspace_bytes = mask_bytes(t, p);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
-                 t->share > 1 ? "_Shared" : "");
+                 t->shape.share > 1 ? "_Shared" : "");
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
                  (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
@@ -83,30 +96,30 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, MMA_FORWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
-                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
-                      .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n, .MIN_BLOCKS = t->blocks,
-                      .REDO = gpu_hides_keys(p));
+                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->shape.warps,
+                      .SHARE = t->shape.share, .ROW_TILES = t->shape.row_tiles, .BLOCK_N = t->shape.block_n,
+                      .MIN_BLOCKS = t->shape.blocks, .REDO = gpu_hides_keys(p));
     request->file = "families/mma/float32/mma_forward32.cu";
     request->entry = "mma_forward32";
     request->shared_bytes = shared_bytes(t, p);
-    request->threads = 32 * t->warps;
+    request->threads = 32 * t->shape.warps;
     /* Compiled for 10.0, a window, a float32 bias and intervals of packed sequences together put 24 bytes aside; so do,
      * for 9.0, the widest rows of two blocks a multiprocessor. */
     const int most = p->varlen && p->has_bias && p->has_intervals && gpu_bounded(p);
-    request->spill_bytes_max = most || (t->blocks > 1 && p->head_dim > 128) ? 24 : 0;
+    request->spill_bytes_max = most || (t->shape.blocks > 1 && p->head_dim > 128) ? 24 : 0;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[TILE];
+    const int32_t tile = parameters_of(plan).TILE;
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
-           plan->block_n == tiles[tile].block_n && plan->shared_bytes == shared_bytes(&tiles[tile], p) &&
-           p->head_dim <= tiles[tile].head_dim_max && p->head_dim_v <= tiles[tile].head_dim_max &&
+           plan->block_n == tiles[tile].shape.block_n && plan->shared_bytes == shared_bytes(&tiles[tile], p) &&
+           p->head_dim <= tiles[tile].takes.head_dim_max && p->head_dim_v <= tiles[tile].takes.head_dim_max &&
            mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     struct cuda_kernel_request request;
     forward_request(t, p, &request);
     gpu_add_forward(l, plan, &request, gpu_masks_blocks(p), gpu_ceil_div(p->seqlen_q, block_m(t)) * p->batch * p->heads,

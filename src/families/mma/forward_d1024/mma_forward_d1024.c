@@ -14,33 +14,72 @@ enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
  * of D and Dv. Slices as large as listed cost the fewest meetings of the warps; the ring takes the memory that is left.
  * Features are counted (mask, bias, intervals, softcap, varlen): more than listed would spill registers. */
 struct tile {
-    int32_t head_dim_min, head_dim_max;
-    int32_t features_max;
-    int32_t bounded_rows_max; /* 0, or: only with causal or window, and at most so many query rows */
-    int32_t warps, block_m, block_n, cluster;
-    int32_t slice_d_max, slice_keys, slice_units_max; /* units: 16-column units of a warp in a V slice */
-    int32_t stages_min, stages_max;
+    struct {
+        int32_t head_dim_min, head_dim_max, features_max;
+        int32_t bounded_rows_max; /* 0, or: only with causal or window, and at most so many query rows */
+    } takes;
+    struct {
+        int32_t warps, block_m, block_n, cluster;
+    } shape;
+    struct {
+        int32_t slice_d_max, slice_keys;
+        int32_t slice_units_max; /* 16-column units of a warp in a slice of V */
+        int32_t stages_min, stages_max;
+    } slices;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {1, 256, 2, 1024, 4, 64, 64, 1, 256, 64, 8, 2, 2,
-     "two blocks at a time: 1.14 x the speed of one at 512 causal rows"},
-    {1, 256, 2, 0, 8, 128, 64, 1, 256, 64, 8, 2, 3, "128 rows share each slice: 1.2 x FlashAttention-2 on H200"},
-    {1, 256, 5, 0, 8, 128, 32, 1, 256, 32, 8, 2, 4, "fewer scores a warp: registers for the features"},
-    {257, 320, 2, 0, 8, 64, 128, 1, 320, 64, 8, 2, 2, "slices of the whole head dim: 1.09 x the speed of slices of 64"},
-    {321, 384, 1, 0, 8, 64, 128, 1, 192, 64, 8, 2, 3,
-     "slices of half of the head dim: 1.13 x the speed of slices of 128"},
-    {257, 512, 1, 0, 8, 64, 128, 1, 128, 32, 8, 2, 4, "128 registers of O a thread"},
-    {257, 512, 5, 0, 8, 64, 64, 1, 128, 32, 8, 2, 4, "fewer scores a warp: registers for the features"},
-    {513, 1024, 1, 0, 8, 32, 256, 1, 64, 16, 8, 3, 4,
-     "128 registers of O a thread; two blocks that share rows are slower"},
-    {513, 1024, 2, 0, 8, 64, 256, 2, 64, 16, 8, 3, 4, "two blocks share 64 rows"},
-    {513, 1024, 5, 0, 8, 32, 128, 1, 64, 16, 4, 3, 5, "fits 163 KB"},
-    {1, 512, 5, 0, 8, 32, 128, 1, 64, 16, 8, 2, 5, "fits 99 KB"},
-    {513, 1024, 5, 0, 8, 32, 64, 1, 64, 16, 2, 2, 5, "fits 99 KB"},
+    {.takes = {.head_dim_min = 1, .head_dim_max = 256, .features_max = 2, .bounded_rows_max = 1024},
+     .shape = {.warps = 4, .block_m = 64, .block_n = 64, .cluster = 1},
+     .slices = {.slice_d_max = 256, .slice_keys = 64, .slice_units_max = 8, .stages_min = 2, .stages_max = 2},
+     .reason = "two blocks at a time: 1.14 x the speed of one at 512 causal rows"},
+    {.takes = {.head_dim_min = 1, .head_dim_max = 256, .features_max = 2},
+     .shape = {.warps = 8, .block_m = 128, .block_n = 64, .cluster = 1},
+     .slices = {.slice_d_max = 256, .slice_keys = 64, .slice_units_max = 8, .stages_min = 2, .stages_max = 3},
+     .reason = "128 rows share each slice: 1.2 x FlashAttention-2 on H200"},
+    {.takes = {.head_dim_min = 1, .head_dim_max = 256, .features_max = 5},
+     .shape = {.warps = 8, .block_m = 128, .block_n = 32, .cluster = 1},
+     .slices = {.slice_d_max = 256, .slice_keys = 32, .slice_units_max = 8, .stages_min = 2, .stages_max = 4},
+     .reason = "fewer scores a warp: registers for the features"},
+    {.takes = {.head_dim_min = 257, .head_dim_max = 320, .features_max = 2},
+     .shape = {.warps = 8, .block_m = 64, .block_n = 128, .cluster = 1},
+     .slices = {.slice_d_max = 320, .slice_keys = 64, .slice_units_max = 8, .stages_min = 2, .stages_max = 2},
+     .reason = "slices of the whole head dim: 1.09 x the speed of slices of 64"},
+    {.takes = {.head_dim_min = 321, .head_dim_max = 384, .features_max = 1},
+     .shape = {.warps = 8, .block_m = 64, .block_n = 128, .cluster = 1},
+     .slices = {.slice_d_max = 192, .slice_keys = 64, .slice_units_max = 8, .stages_min = 2, .stages_max = 3},
+     .reason = "slices of half of the head dim: 1.13 x the speed of slices of 128"},
+    {.takes = {.head_dim_min = 257, .head_dim_max = 512, .features_max = 1},
+     .shape = {.warps = 8, .block_m = 64, .block_n = 128, .cluster = 1},
+     .slices = {.slice_d_max = 128, .slice_keys = 32, .slice_units_max = 8, .stages_min = 2, .stages_max = 4},
+     .reason = "128 registers of O a thread"},
+    {.takes = {.head_dim_min = 257, .head_dim_max = 512, .features_max = 5},
+     .shape = {.warps = 8, .block_m = 64, .block_n = 64, .cluster = 1},
+     .slices = {.slice_d_max = 128, .slice_keys = 32, .slice_units_max = 8, .stages_min = 2, .stages_max = 4},
+     .reason = "fewer scores a warp: registers for the features"},
+    {.takes = {.head_dim_min = 513, .head_dim_max = 1024, .features_max = 1},
+     .shape = {.warps = 8, .block_m = 32, .block_n = 256, .cluster = 1},
+     .slices = {.slice_d_max = 64, .slice_keys = 16, .slice_units_max = 8, .stages_min = 3, .stages_max = 4},
+     .reason = "128 registers of O a thread; two blocks that share rows are slower"},
+    {.takes = {.head_dim_min = 513, .head_dim_max = 1024, .features_max = 2},
+     .shape = {.warps = 8, .block_m = 64, .block_n = 256, .cluster = 2},
+     .slices = {.slice_d_max = 64, .slice_keys = 16, .slice_units_max = 8, .stages_min = 3, .stages_max = 4},
+     .reason = "two blocks share 64 rows"},
+    {.takes = {.head_dim_min = 513, .head_dim_max = 1024, .features_max = 5},
+     .shape = {.warps = 8, .block_m = 32, .block_n = 128, .cluster = 1},
+     .slices = {.slice_d_max = 64, .slice_keys = 16, .slice_units_max = 4, .stages_min = 3, .stages_max = 5},
+     .reason = "fits 163 KB"},
+    {.takes = {.head_dim_min = 1, .head_dim_max = 512, .features_max = 5},
+     .shape = {.warps = 8, .block_m = 32, .block_n = 128, .cluster = 1},
+     .slices = {.slice_d_max = 64, .slice_keys = 16, .slice_units_max = 8, .stages_min = 2, .stages_max = 5},
+     .reason = "fits 99 KB"},
+    {.takes = {.head_dim_min = 513, .head_dim_max = 1024, .features_max = 5},
+     .shape = {.warps = 8, .block_m = 32, .block_n = 64, .cluster = 1},
+     .slices = {.slice_d_max = 64, .slice_keys = 16, .slice_units_max = 2, .stages_min = 2, .stages_max = 5},
+     .reason = "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
-enum { MMA_FORWARD_D1024_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_FORWARD_D1024_PARAMETERS);
 
 static int32_t features_of(const fdm_problem *p) {
     return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
@@ -62,28 +101,30 @@ static int32_t largest_part(int32_t whole, int32_t most) {
 static struct fitted fit(const struct tile *t, const fdm_problem *p) {
     struct fitted f;
     f.head_dim = (int32_t)gpu_round_up(p->head_dim, 64);
-    f.slice_d = 64 * largest_part(f.head_dim / 64, t->slice_d_max / 64);
-    if (f.slice_d == 64 && t->slice_d_max == 128) { /* padding costs less than slices of 64: 1.26 x at D 448 */
+    f.slice_d = 64 * largest_part(f.head_dim / 64, t->slices.slice_d_max / 64);
+    if (f.slice_d == 64 && t->slices.slice_d_max == 128) { /* padding costs less than slices of 64: 1.26 x at D 448 */
         f.head_dim = (int32_t)gpu_round_up(p->head_dim, 128);
         f.slice_d = 128;
     }
     /* Every warp holds whole units of 16 columns, and a row of a V slice is a multiple of 128 bytes. */
-    const int32_t unit_columns = 16 * MMA_FORWARD_D1024_COLUMN_GROUPS(t->warps, t->block_m) * t->cluster;
-    const int32_t step = unit_columns > 64 * t->cluster ? unit_columns : 64 * t->cluster;
+    const int32_t unit_columns =
+        16 * MMA_FORWARD_D1024_COLUMN_GROUPS(t->shape.warps, t->shape.block_m) * t->shape.cluster;
+    const int32_t step = unit_columns > 64 * t->shape.cluster ? unit_columns : 64 * t->shape.cluster;
     f.head_dim_v = (int32_t)gpu_round_up(p->head_dim_v, step);
-    const int32_t units = f.head_dim_v / step, most = t->slice_units_max * unit_columns / step;
+    const int32_t units = f.head_dim_v / step, most = t->slices.slice_units_max * unit_columns / step;
     f.slice_parts = units / largest_part(units, most);
     return f;
 }
 
 static int32_t shared_bytes(const struct tile *t, const struct fitted *f, int32_t stages) {
-    return MMA_FORWARD_D1024_SHARED_BYTES(f->head_dim, f->head_dim_v, t->warps, t->block_m, t->block_n, f->slice_d,
-                                          t->slice_keys, f->slice_parts, stages, t->cluster);
+    return MMA_FORWARD_D1024_SHARED_BYTES(f->head_dim, f->head_dim_v, t->shape.warps, t->shape.block_m,
+                                          t->shape.block_n, f->slice_d, t->slices.slice_keys, f->slice_parts, stages,
+                                          t->shape.cluster);
 }
 
 /* Stages that the device's shared memory has room for; 1 may be too many. */
 static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm_device *device) {
-    int32_t stages = t->stages_max;
+    int32_t stages = t->slices.stages_max;
     while (stages > 1 && shared_bytes(t, f, stages) > device->shared_bytes)
         stages--;
     return stages;
@@ -92,20 +133,20 @@ static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm
 static int takes(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int64_t widest = gpu_widest(p);
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
-    if (widest < t->head_dim_min || widest > t->head_dim_max || features_of(p) > t->features_max)
+    if (widest < t->takes.head_dim_min || widest > t->takes.head_dim_max || features_of(p) > t->takes.features_max)
         return 0;
-    if (t->cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
+    if (t->shape.cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
         return 0;
-    if (t->bounded_rows_max > 0 && (!gpu_bounded(p) || p->seqlen_q > t->bounded_rows_max))
+    if (t->takes.bounded_rows_max > 0 && (!gpu_bounded(p) || p->seqlen_q > t->takes.bounded_rows_max))
         return 0;
     const struct fitted f = fit(t, p);
-    if (t->warps == 4 && 2 * shared_bytes(t, &f, t->stages_max) > device->shared_bytes)
+    if (t->shape.warps == 4 && 2 * shared_bytes(t, &f, t->slices.stages_max) > device->shared_bytes)
         return 0;
-    return stages_of(t, &f, device) >= t->stages_min;
+    return stages_of(t, &f, device) >= t->slices.stages_min;
 }
 
 static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
-    return (p->seqlen_q + t->block_m - 1) / t->block_m * t->cluster * p->heads * p->batch;
+    return (p->seqlen_q + t->shape.block_m - 1) / t->shape.block_m * t->shape.cluster * p->heads * p->batch;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -139,18 +180,18 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         if (!takes(t, device, p) || variant-- > 0)
             continue;
         const struct fitted f = fit(t, p);
-        plan->parameters[TILE] = i;
-        plan->block_m = t->block_m;
-        plan->block_n = t->block_n;
+        PLAN_SET_PARAMETERS(plan, .TILE = i);
+        plan->block_m = t->shape.block_m;
+        plan->block_n = t->shape.block_n;
         plan->stages = stages_of(t, &f, device);
         plan->shared_bytes = shared_bytes(t, &f, plan->stages);
         plan->workspace_bytes = 0;
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->block_m, t->block_n, f.slice_d,
-                 t->slice_keys, plan->stages, t->cluster == 2 ? "_Cluster2" : "");
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->shape.block_m, t->shape.block_n,
+                 f.slice_d, t->slices.slice_keys, plan->stages, t->shape.cluster == 2 ? "_Cluster2" : "");
         snprintf(plan->reason, sizeof plan->reason,
                  "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, t->block_m, t->block_n, plan->stages,
-                 (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, t->shape.block_m, t->shape.block_n,
+                 plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
         return 1;
     }
     return 0;
@@ -159,36 +200,37 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     const struct fitted f = fit(t, p);
     gpu_set_problem_constants(request, p,
                               GPU_ALIKE_WINDOW | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
                                   GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, MMA_FORWARD_D1024_CONSTANTS, .HEAD_DIM = f.head_dim, .HEAD_DIM_V = f.head_dim_v,
-                      .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n, .SLICE_D = f.slice_d,
-                      .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts, .STAGES = plan->stages,
-                      .CLUSTER = t->cluster, .REDO = gpu_hides_keys(p));
+                      .WARPS = t->shape.warps, .BLOCK_M = t->shape.block_m, .BLOCK_N = t->shape.block_n,
+                      .SLICE_D = f.slice_d, .SLICE_KEYS = t->slices.slice_keys, .SLICE_PARTS = f.slice_parts,
+                      .STAGES = plan->stages, .CLUSTER = t->shape.cluster, .REDO = gpu_hides_keys(p));
     request->file = "families/mma/forward_d1024/mma_forward_d1024.cu";
     request->entry = "mma_forward_d1024";
     request->shared_bytes = shared_bytes(t, &f, plan->stages);
-    request->threads = 32 * t->warps;
+    request->threads = 32 * t->shape.warps;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    if (plan->parameters[TILE] < 0 || plan->parameters[TILE] >= NUM_TILES)
+    if (parameters_of(plan).TILE < 0 || parameters_of(plan).TILE >= NUM_TILES)
         return 0;
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     const struct fitted f = fit(t, p);
-    return p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max && features_of(p) <= t->features_max &&
-           plan->stages >= t->stages_min && plan->stages <= t->stages_max && plan->block_m == t->block_m &&
-           plan->block_n == t->block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages);
+    return p->head_dim <= t->takes.head_dim_max && p->head_dim_v <= t->takes.head_dim_max &&
+           features_of(p) <= t->takes.features_max && plan->stages >= t->slices.stages_min &&
+           plan->stages <= t->slices.stages_max && plan->block_m == t->shape.block_m &&
+           plan->block_n == t->shape.block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct tile *t = &tiles[parameters_of(plan).TILE];
     struct cuda_kernel_request request;
     request_of(plan, l->problem, &request);
-    gpu_add_forward(l, plan, &request, 0, grid_of(t, l->problem), t->cluster);
+    gpu_add_forward(l, plan, &request, 0, grid_of(t, l->problem), t->shape.cluster);
     return FDM_OK;
 }
 

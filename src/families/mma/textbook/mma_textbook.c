@@ -14,12 +14,24 @@ static const struct algorithm {
     const char *name, *code;
     int32_t head_dim_max, out_columns_max;
 } algorithms[] = {
-    [MMA_SPLIT_KV] = {"split-kv", "SplitKV", 256, 256},
-    [MMA_SPLIT_Q] = {"split-q", "SplitQ", 256, 256},
-    [MMA_SHARE_KV] = {"split-q+share-kv", "SplitQ_ShareKV", 256, 256},
-    [MMA_SHARE_QKV] = {"split-q+share-qkv", "SplitQ_ShareQKV", 256, 128},
-    [MMA_TILING_QK] = {"split-q+tiling-qk", "SplitQ_TilingQK", 1024, 256},
-    [MMA_TILING_QKV] = {"split-q+tiling-qkv", "SplitQ_TilingQKV", 1024, 256},
+    [MMA_SPLIT_KV] = {.name = "split-kv", .code = "SplitKV", .head_dim_max = 256, .out_columns_max = 256},
+    [MMA_SPLIT_Q] = {.name = "split-q", .code = "SplitQ", .head_dim_max = 256, .out_columns_max = 256},
+    [MMA_SHARE_KV] = {.name = "split-q+share-kv",
+                      .code = "SplitQ_ShareKV",
+                      .head_dim_max = 256,
+                      .out_columns_max = 256},
+    [MMA_SHARE_QKV] = {.name = "split-q+share-qkv",
+                       .code = "SplitQ_ShareQKV",
+                       .head_dim_max = 256,
+                       .out_columns_max = 128},
+    [MMA_TILING_QK] = {.name = "split-q+tiling-qk",
+                       .code = "SplitQ_TilingQK",
+                       .head_dim_max = 1024,
+                       .out_columns_max = 256},
+    [MMA_TILING_QKV] = {.name = "split-q+tiling-qkv",
+                        .code = "SplitQ_TilingQKV",
+                        .head_dim_max = 1024,
+                        .out_columns_max = 256},
 };
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0], F16_OUT_COLUMNS_MAX = 128 };
 
@@ -27,11 +39,15 @@ enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0], F16_OUT_COLUMN
 struct variant {
     int32_t stages, swizzled, f16_accumulation;
 };
-static const struct variant variants[] = {{2, 1, 0}, {1, 1, 0}, {2, 0, 0}, {1, 0, 0},
-                                          {2, 1, 1}, {1, 1, 1}, {2, 0, 1}, {1, 0, 1}};
+static const struct variant variants[] = {
+    {.stages = 2, .swizzled = 1, .f16_accumulation = 0}, {.stages = 1, .swizzled = 1, .f16_accumulation = 0},
+    {.stages = 2, .swizzled = 0, .f16_accumulation = 0}, {.stages = 1, .swizzled = 0, .f16_accumulation = 0},
+    {.stages = 2, .swizzled = 1, .f16_accumulation = 1}, {.stages = 1, .swizzled = 1, .f16_accumulation = 1},
+    {.stages = 2, .swizzled = 0, .f16_accumulation = 1}, {.stages = 1, .swizzled = 0, .f16_accumulation = 1},
+};
 enum { NUM_VARIANTS = sizeof variants / sizeof variants[0] };
 
-enum { MMA_TEXTBOOK_PARAMETERS(PLAN_PARAMETER) };
+PLAN_PARAMETER_STRUCT(MMA_TEXTBOOK_PARAMETERS);
 
 /* ---- shapes ---- */
 
@@ -124,8 +140,7 @@ static const char *variant_refusal(int32_t algorithm, const fdm_device *device, 
 static void fill_variant(int32_t algorithm, int32_t index, const fdm_problem *p, fdm_plan *plan) {
     const struct variant *v = &variants[index];
     const struct shape s = shape_of(algorithm, v, p);
-    plan->parameters[ALGORITHM] = algorithm;
-    plan->parameters[VARIANT] = index;
+    PLAN_SET_PARAMETERS(plan, .ALGORITHM = algorithm, .VARIANT = index);
     plan->block_m = MMA_TEXTBOOK_BLOCK_M;
     plan->block_n = s.block_n;
     plan->stages = v->stages;
@@ -169,7 +184,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
 /* ---- execution ---- */
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t algorithm = plan->parameters[ALGORITHM], variant = plan->parameters[VARIANT];
+    const int32_t algorithm = parameters_of(plan).ALGORITHM, variant = parameters_of(plan).VARIANT;
     if (algorithm < 0 || algorithm >= NUM_ALGORITHMS || variant < 0 || variant >= NUM_VARIANTS ||
         strcmp(plan->kernel + strlen("mma."), algorithms[algorithm].name) != 0)
         return 0;
@@ -181,8 +196,8 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
 }
 
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const int32_t algorithm = plan->parameters[ALGORITHM];
-    const struct variant *v = &variants[plan->parameters[VARIANT]];
+    const int32_t algorithm = parameters_of(plan).ALGORITHM;
+    const struct variant *v = &variants[parameters_of(plan).VARIANT];
     const struct shape s = shape_of(algorithm, v, p);
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~GPU_ALIKE_DTYPE);
     GPU_ADD_CONSTANTS(request, MMA_TEXTBOOK_CONSTANTS, .ALGORITHM = algorithm, .HEAD_DIM = s.head_dim, .SLICE = s.slice,
@@ -197,7 +212,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
-    const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
+    const struct shape s = shape_of(parameters_of(plan).ALGORITHM, &variants[parameters_of(plan).VARIANT], p);
     if (l->attention && s.out_blocks > 1 && l->attention->out.data == l->attention->q.data)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "out takes the place of q, but of these head dims %d blocks of %s share the rows of q",
