@@ -305,8 +305,8 @@ int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, s
 }
 
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan) {
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+    const struct cuda_kernel *kernels[FAMILY_LAUNCHES_MAX];
     const int32_t count = gpu_family_launches(family, plan, requests);
     return count ? cuda_kernels_get(plan->device.index, requests, count, kernels) : refuse_plan();
 }

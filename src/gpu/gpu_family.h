@@ -33,7 +33,7 @@ struct gpu_algorithm {
     int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);
     /* Whether fill() can have made the plan, which may come from a file, for the problem. */
     int (*valid)(const fdm_plan *plan, const fdm_problem *problem);
-    /* Adds what a valid plan launches, in order, at most GPU_REQUESTS_MAX kernels. Decides nothing. */
+    /* Adds what a valid plan launches, in order, at most FAMILY_LAUNCHES_MAX kernels. Decides nothing. */
     fdm_status (*launch)(const fdm_plan *plan, struct gpu_launches *launches);
 };
 

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cuda/loaded_kernels.h"
+
+_Static_assert((int)FAMILY_LAUNCHES_MAX <= (int)CUDA_KERNELS_MAX, "the kernels of a plan are got in one call");
 
 void gpu_launches_begin(struct gpu_launches *l, int32_t device, const fdm_problem *problem,
                         const struct attention *attention, void *workspace) {
@@ -52,7 +55,7 @@ static fdm_status run(const struct gpu_launches *l, const struct gpu_launch *lau
 }
 
 fdm_status gpu_launches_run(const struct gpu_launches *l, void *stream) {
-    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[FAMILY_LAUNCHES_MAX];
     if (l->params_used > sizeof l->params)
         return error_set(FDM_ERROR_INTERNAL, "the parameters of %d launches take %zu bytes", l->count, l->params_used);
     fdm_status status = cuda_kernels_get(l->device, l->requests, l->num_kernels, kernels);

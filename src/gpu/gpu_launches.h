@@ -6,7 +6,7 @@
 #include "contract/family.h"
 #include "cuda/cuda.h"
 
-enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX, GPU_PARAMS_BYTES = 24 << 10 };
+enum { GPU_PARAMS_BYTES = 24 << 10 };
 
 struct gpu_launch {
     int64_t grid[3]; /* blocks; 0 of the last two stand for 1, and of the first for no launch */
@@ -25,8 +25,8 @@ struct gpu_launches {
     char *workspace;
     int32_t device;
     int32_t num_kernels, count;
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
-    struct gpu_launch list[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+    struct gpu_launch list[FAMILY_LAUNCHES_MAX];
     size_t params_used;
     _Alignas(64) char params[GPU_PARAMS_BYTES];
 };

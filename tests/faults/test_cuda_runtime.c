@@ -191,7 +191,7 @@ static void assert_launch(int64_t from_end, const struct fake_launch *want) {
 /* What the family's page says that each kind launches; returns how many. */
 static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const struct cuda_call *call, void *stream,
                         struct fake_launch *want) {
-    struct cuda_kernel_request r[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request r[FAMILY_LAUNCHES_MAX];
     const fdm_problem *p = &plan->problem;
     assert_int_equal(family_mma.launches(&family_mma, plan, r), kind == CALL_MASKED || kind == CALL_DECODE ? 2 : 1);
     const struct cuda_kernel_request *own = &r[kind == CALL_MASKED]; /* behind the block mask */

@@ -51,7 +51,7 @@ struct launched {
     int combines;
 };
 static struct launched launched_by(const fdm_plan *plan) {
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     struct launched l = {-1, -1, 0};
     const int32_t count = family_mma.launches(&family_mma, plan, requests);
     for (int32_t i = 0; i < count; i++) {
@@ -178,7 +178,7 @@ static void rings(void **state) {
         p.bias_dtype = p.dtype;
         p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
         fdm_plan plan = plan_of(cases[i].device, &p);
-        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+        struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
         assert_int_equal(parameters_of(&plan).RING, cases[i].ring);
         assert_int_equal(parameters_of(&plan).TMA, cases[i].tma);
         assert_int_equal(strstr(plan.reason, "by TMA") != NULL, cases[i].tma);
@@ -203,7 +203,7 @@ static void no_packed_sequences(void **state) {
 
 static void foreign_plans_launch_nothing(void **state) {
     (void)state;
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     const fdm_problem p = problem_of(1, 32, 1, 2048, 128);
     const fdm_plan plan = plan_of("sm_90", &p);
     static const int32_t parts[] = {-1, 0, 3, 16, 33, 64}; /* 16: the workspace is too small for it */

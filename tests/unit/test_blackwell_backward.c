@@ -74,7 +74,7 @@ static void divides_groups_where_keys_are_few(void **state) {
     const fdm_device device = device_of("sm_100");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = problem_of(FDM_BACKWARD, cases[i].features, 2048, 128, 128);
-        struct cuda_kernel_request request[GPU_REQUESTS_MAX];
+        struct cuda_kernel_request request[FAMILY_LAUNCHES_MAX];
         fdm_plan plan = {.struct_bytes = sizeof plan};
         const int divided = *cases[i].words != 0;
         p.seqlen_k = cases[i].seqlen_k;
@@ -106,7 +106,7 @@ static void makes_each_gradient_once(void **state) {
     for (int wanted = 1; wanted < 8; wanted++)
         for (int d = 0; d < 2; d++) {
             fdm_problem p = problem_of(FDM_BACKWARD, CAUSAL, 8192, head_dims[d], head_dims[d]);
-            struct cuda_kernel_request request[GPU_REQUESTS_MAX];
+            struct cuda_kernel_request request[FAMILY_LAUNCHES_MAX];
             fdm_plan plan = {.struct_bytes = sizeof plan};
             int made = 0, launches = 0;
             p.needs_dq = wanted & 1;

@@ -148,7 +148,7 @@ static void shares_of_exponentials(void **state) {
         int32_t count = 0;
         p.dtype = p.bias_dtype = cases[i].dtype;
         while (!fdm_plan_variant(&device, &p, "blackwell.forward", count, &plan)) {
-            struct cuda_kernel_request request[GPU_REQUESTS_MAX];
+            struct cuda_kernel_request request[FAMILY_LAUNCHES_MAX];
             assert_true(family_blackwell.launches(&family_blackwell, &plan, request) > 0);
             for (int32_t c = 0; c < request->num_constants; c++)
                 if (strcmp(request->constants[c].name, "EXP2_DEGREE") == 0)

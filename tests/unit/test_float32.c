@@ -49,7 +49,7 @@ static int64_t constant(const struct cuda_kernel_request *r, const char *name) {
 
 /* The gradients that the launches of one side make together; 0 where there are none. */
 static int64_t gradients_of(const fdm_problem *p, int owns_keys, int32_t *launches) {
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     fdm_plan plan = {.struct_bytes = sizeof plan};
     int64_t gradients = 0;
     assert_int_equal(plan_of("sm_90", p, NULL, &plan), FDM_OK);
@@ -89,7 +89,7 @@ static void every_head_dim_has_a_tile_on_every_architecture(void **state) {
                     assert_non_null(strstr(plan.choice, tile));
                     assert_non_null(strstr(plan.reason, "float32"));
                     assert_true(plan.shared_bytes > 0 && plan.shared_bytes <= device.shared_bytes);
-                    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+                    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
                     for (int32_t n = family_mma.launches(&family_mma, &plan, requests) - 1; n >= 0; n--)
                         if (strstr(requests[n].entry, "ward32"))
                             assert_int_equal(requests[n].shared_bytes, plan.shared_bytes);
@@ -173,7 +173,7 @@ static void launches_make_what_is_asked_for(void **state) {
 static void foreign_plans_launch_nothing(void **state) {
     (void)state;
     for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++) {
-        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+        struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
         fdm_problem p = problem_of((fdm_pass)pass, 128, 128);
         fdm_plan plan = {.struct_bytes = sizeof plan}, changed = {.struct_bytes = sizeof changed};
         p.has_mask = 1;

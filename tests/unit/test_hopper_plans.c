@@ -169,7 +169,7 @@ static void wide_takes_wide_heads(void **state) {
 
 /* The constant of that name of the kernel that a plan launches by `entry`; -1: it launches none. */
 static int64_t constant_of(const fdm_plan *plan, const char *entry, const char *name) {
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     const int32_t count = family_hopper.launches(&family_hopper, plan, requests);
     for (int32_t i = 0; i < count; i++)
         for (int32_t c = 0; c < requests[i].num_constants && strcmp(requests[i].entry, entry) == 0; c++)
@@ -359,7 +359,7 @@ static void registers_fit(void **state) {
         const fdm_problem p = hopper_problem(INTERVALS, 8192, head_dims[i]);
         fdm_plan plan = {.struct_bytes = sizeof plan};
         for (int32_t n = 0; !fdm_plan_variant(&device, &p, "hopper.gather", n, &plan); n++) {
-            struct cuda_kernel_request request[GPU_REQUESTS_MAX];
+            struct cuda_kernel_request request[FAMILY_LAUNCHES_MAX];
             int64_t warpgroups = 0, consumer_registers = 0;
             assert_int_equal(family_hopper.launches(&family_hopper, &plan, request), 1);
             for (int32_t c = 0; c < request->num_constants; c++) {
@@ -378,7 +378,7 @@ static void registers_fit(void **state) {
 
 /* The constant PARTS of the kernel that makes dK and dV, and whether the parts are added. */
 static void parts_of(const fdm_plan *plan, int64_t *constant, int *combines) {
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     const int32_t count = family_hopper.launches(&family_hopper, plan, requests);
     *constant = -1;
     *combines = 0;

@@ -77,7 +77,7 @@ static void splits(void **state) {
         assert_int_equal(parameters_of(&plan).MERGE, cases[i].merge);
         assert_int_equal(plan.workspace_bytes > 0, cases[i].merge == MMA_MERGE_WORKSPACE);
         assert_true(plan.shared_bytes <= device.shared_bytes);
-        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+        struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
         assert_int_equal(family_mma.launches(&family_mma, &plan, requests),
                          cases[i].merge == MMA_MERGE_WORKSPACE ? 2 : 1);
     }
@@ -135,7 +135,7 @@ static void decode_takes_every_feature(void **state) {
         p.window_left = f & WINDOW ? 70000 : -1;
         fdm_device device = {.struct_bytes = sizeof device};
         fdm_plan plan = {.struct_bytes = sizeof plan};
-        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+        struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
         assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &p, &by_name, &plan), FDM_OK);
         assert_string_equal(plan.choice, cases[i].choice);
@@ -165,7 +165,7 @@ static void splits_where_keys_hide(void **state) {
     assert_int_equal(parameters_of(&plan).SPLITS, 8);
     assert_int_equal(parameters_of(&plan).MERGE, MMA_MERGE_WORKSPACE);
     assert_non_null(strstr(plan.reason, "see most begin first"));
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     assert_int_equal(family_mma.launches(&family_mma, &plan, requests), 2);
     assert_int_equal(constant_of(&requests[0], "ORDERED"), 1);
     static const int64_t one_order[][2] = {{1, 1}, {8, 1}, {33, 33}}; /* batch, masks: no order, or too long a one */
@@ -336,7 +336,7 @@ static void wide_head_dims_have_a_backward(void **state) {
             fdm_problem p = problem_of(2, 8, 2, 1000, 1000, rows[i].head_dim);
             fdm_device device = {.struct_bytes = sizeof device};
             fdm_plan plan = {.struct_bytes = sizeof plan};
-            struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+            struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
             p.pass = FDM_BACKWARD;
             p.head_dim_v = rows[i].head_dim_v;
             p.needs_dq = needs & 1, p.needs_dk = needs >> 1 & 1, p.needs_dv = needs >> 2 & 1;

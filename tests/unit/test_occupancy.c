@@ -162,7 +162,7 @@ static void every_launch_has_threads(void **state) {
     (void)state;
     fdm_problem problem = problem_of(FDM_BACKWARD, 4096);
     problem.has_intervals = problem.causal = 1;
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_plan plan = {.struct_bytes = sizeof plan};
     int32_t ordered = 0, ranked = 0, launches = 0;
