@@ -1,12 +1,28 @@
-/* forward_launch.c: how forward kernels that are one launch, or one after their block mask, end: refusal and launches.
- */
+/* forward_launch.c: what kernels do alike: refuse shapes, find a tile, and launch a forward behind its block mask. */
 #include <stdio.h>
 
 #include "gpu/gpu_family.h"
 
+const char *gpu_shape_refusal(const fdm_problem *p, int is_float32, int32_t head_dim_max, char *text, size_t size) {
+    if (is_float32 ? p->dtype != FDM_FLOAT32 : !gpu_16_bits(p->dtype))
+        return is_float32 ? "it takes float32" : "it takes float16 and bfloat16";
+    if (p->head_dim <= head_dim_max && p->head_dim_v <= head_dim_max)
+        return NULL;
+    snprintf(text, size, "head dims are at most %d", head_dim_max);
+    return text;
+}
+
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size) {
     snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
     return text;
+}
+
+int32_t gpu_find_tile(int32_t count, int (*fits)(int32_t tile, const fdm_device *device, const fdm_problem *problem),
+                      const fdm_device *device, const fdm_problem *p, int32_t number) {
+    for (int32_t i = 0; i < count; i++)
+        if (fits(i, device, p) && number-- == 0)
+            return i;
+    return -1;
 }
 
 void gpu_add_forward(struct gpu_launches *l, const fdm_plan *plan, const struct cuda_kernel_request *request,

@@ -69,8 +69,14 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
     .variant = gpu_family_variant, .check = gpu_family_check, .prepare = gpu_family_prepare,                   \
     .launches = gpu_family_launches, .execute = gpu_family_execute
 
-/* The clause of a refusal, written to `text`. */
+/* Clauses of refusals: of a dtype that is not float32, or not one of 16 bits, and of wider heads, or NULL; of a device
+ * whose shared memory no tile fits. */
+const char *gpu_shape_refusal(const fdm_problem *problem, int is_float32, int32_t head_dim_max, char *text,
+                              size_t size);
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
+/* The index of the number-th (from 0) of `count` tiles that fits() takes; -1: there are not so many. */
+int32_t gpu_find_tile(int32_t count, int (*fits)(int32_t tile, const fdm_device *device, const fdm_problem *problem),
+                      const fdm_device *device, const fdm_problem *problem, int32_t number);
 
 /* The end of a forward's launches: its own kernel, whose request the caller has filled and which takes struct
  * gpu_forward_params, of `blocks` blocks in clusters of so many. masked: behind the block mask of the plan's tile, at

@@ -8,6 +8,6 @@ extern const struct gpu_algorithm blackwell_forward_algorithm, blackwell_backwar
 
 /* Why no kernel of the family takes the device or the problem, whatever the pass: dtype, head dims, TMA's limits; else
  * NULL. */
-const char *blackwell_refusal(const fdm_device *device, const fdm_problem *problem);
+const char *blackwell_refusal(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
 
 #endif

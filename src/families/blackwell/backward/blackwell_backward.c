@@ -69,7 +69,7 @@ static int32_t shared_bytes(const fdm_problem *p) {
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    const char *clause = blackwell_refusal(device, p);
+    const char *clause = blackwell_refusal(device, p, text, size);
     if (!clause)
         clause = gpu_backward_refusal(p, 0);
     return clause || shared_bytes(p) <= device->shared_bytes ? clause : gpu_no_tile_fits(device, text, size);

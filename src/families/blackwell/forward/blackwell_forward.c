@@ -16,9 +16,9 @@ struct variant {
     int32_t q_tiles, scheduler, share, exp2_degree; /* share: of exp2_shares */
 };
 /* The shares of exponentials on the FMA pipe; a residue of 0 is none. By the model of docs/lab/blackwell_emulated.md a
- * step's exponentials take half of the time of its products at Dv of 256, and all of it at 128. Beside masks, biases and
- * softcap, registers do not hold the polynomial's constants: they have none; nor has 10.3, whose special function unit
- * is twice as wide (FlashAttention-4's rule). */
+ * step's exponentials take half of the time of its products at Dv of 256, and all of it at 128. Beside masks, biases
+ * and softcap, registers do not hold the polynomial's constants: they have none; nor has 10.3, whose special function
+ * unit is twice as wide (FlashAttention-4's rule). */
 static const struct {
     int32_t frequency, residue; /* `residue` of `frequency` exponentials */
 } exp2_shares[] = {{.frequency = 4, .residue = 1},
@@ -56,7 +56,7 @@ static int64_t workspace_bytes(int32_t q_tiles, const fdm_problem *p) {
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    const char *clause = blackwell_refusal(device, p);
+    const char *clause = blackwell_refusal(device, p, text, size);
     if (clause)
         return clause;
     if (scored(p) && (!p->scores_aligned || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||

@@ -12,12 +12,9 @@
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
 const char *hopper_backward_refusal(const fdm_problem *p, int32_t head_dim_max, char *text, size_t size) {
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > head_dim_max || p->head_dim_v > head_dim_max) {
-        snprintf(text, size, "head dims are at most %d", head_dim_max);
-        return text;
-    }
+    const char *clause = gpu_shape_refusal(p, 0, head_dim_max, text, size);
+    if (clause)
+        return clause;
     if (!p->q_mappable || !p->keys_mappable)
         return "TMA needs strides above 0 and below 2^40 bytes";
     if (gpu_loads_nothing(p))
@@ -112,7 +109,8 @@ int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32
 }
 
 int hopper_backward_divides(const fdm_problem *p, struct hopper_division division) {
-    return division.parts >= 1 && divisible(p) % division.parts == 0 && division.in_turn >= 1;
+    return division.parts >= 1 && divisible(p) % division.parts == 0 && division.in_turn >= 1 &&
+           division.in_turn <= p->batch * p->heads;
 }
 
 void hopper_backward_name_parts(const fdm_problem *p, struct hopper_division division, fdm_plan *plan) {

@@ -259,10 +259,9 @@ static const struct tile *preferred(const fdm_device *device, const fdm_problem 
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > 256 || p->head_dim_v > 256)
-        return "head dims are at most 256";
+    const char *clause = gpu_shape_refusal(p, 0, 256, text, size);
+    if (clause)
+        return clause;
     if (ranged(p) && !tile_plan_possible(p))
         return "it takes key intervals, or masks that query rows share, without other masks, row intervals or biases";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||

@@ -99,10 +99,9 @@ static const struct tile *preferred(const fdm_device *device, const fdm_problem 
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > 256 || p->head_dim_v > 256)
-        return "head dims are at most 256";
+    const char *clause = gpu_shape_refusal(p, 0, 256, text, size);
+    if (clause)
+        return clause;
     if (!gpu_lists_keys(p))
         return "nothing says key by key what is seen: it gathers keys by intervals, or masks or biases without rows";
     if (!p->q_mappable)

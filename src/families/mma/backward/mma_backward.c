@@ -19,13 +19,8 @@ static int may_gather(const fdm_problem *p) {
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     (void)device;
-    (void)text;
-    (void)size;
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) > 256)
-        return "head dims are at most 256";
-    return gpu_backward_refusal(p, 1);
+    const char *clause = gpu_shape_refusal(p, 0, 256, text, size);
+    return clause ? clause : gpu_backward_refusal(p, 1);
 }
 
 /* ---- workspace ---- */

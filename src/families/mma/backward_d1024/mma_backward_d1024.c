@@ -78,7 +78,8 @@ static int takes(const struct tile *t, const fdm_problem *p) {
            (t->shape.slice == 64 ||
             (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
 }
-static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = &tiles[tile];
     return takes(t, p) && stages_of(t, device, p) >= t->shape.stages_min;
 }
 
@@ -100,39 +101,33 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (gpu_widest(p) > HEAD_DIM_MAX)
-        return "head dims are at most 1024";
-    if (gpu_backward_refusal(p, 0))
-        return gpu_backward_refusal(p, 0);
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        if (fits(&tiles[i], device, p))
-            return NULL;
-    return gpu_no_tile_fits(device, text, size);
+    const char *clause = gpu_shape_refusal(p, 0, HEAD_DIM_MAX, text, size);
+    if (!clause)
+        clause = gpu_backward_refusal(p, 0);
+    if (clause)
+        return clause;
+    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    for (int32_t i = 0; i < NUM_TILES; i++) {
-        const struct tile *t = &tiles[i];
-        if (!fits(t, device, p) || variant-- > 0)
-            continue;
-        const struct gpu_backward_needs needs = needs_of(t, p);
-        PLAN_SET_PARAMETERS(plan, .TILE = i);
-        plan->block_m = t->shape.own;
-        plan->block_n = mma_d1024_others(t->shape.own);
-        plan->stages = stages_of(t, device, p);
-        plan->shared_bytes = shared_bytes(t, p, plan->stages);
-        plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_%dx%d_D%d_Kept%d_S%d", plan->block_m, plan->block_n,
-                 t->shape.slice, t->shape.kept, plan->stages);
-        snprintf(plan->reason, sizeof plan->reason,
-                 "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
-                 plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
-        return 1;
-    }
-    return 0;
+    const int32_t i = gpu_find_tile(NUM_TILES, fits, device, p, variant);
+    if (i < 0)
+        return 0;
+    const struct tile *t = &tiles[i];
+    const struct gpu_backward_needs needs = needs_of(t, p);
+    PLAN_SET_PARAMETERS(plan, .TILE = i);
+    plan->block_m = t->shape.own;
+    plan->block_n = mma_d1024_others(t->shape.own);
+    plan->stages = stages_of(t, device, p);
+    plan->shared_bytes = shared_bytes(t, p, plan->stages);
+    plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_%dx%d_D%d_Kept%d_S%d", plan->block_m, plan->block_n,
+             t->shape.slice, t->shape.kept, plan->stages);
+    snprintf(plan->reason, sizeof plan->reason,
+             "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
+             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+             plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+    return 1;
 }
 
 /* ---- execution ---- */

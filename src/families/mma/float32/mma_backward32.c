@@ -45,7 +45,8 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
                                        mma_padded32(p->head_dim_v, p->head_dim));
 }
 
-static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = &tiles[tile];
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0);
     const int64_t widest = gpu_widest(p);
     return extras <= t->takes.extras_max && (t->shape.share == 1 || widest > 128) && widest <= t->takes.head_dim_max &&
@@ -66,38 +67,32 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (p->dtype != FDM_FLOAT32)
-        return "it takes float32";
-    if (p->head_dim > 256 || p->head_dim_v > 256)
-        return "head dims are at most 256";
-    if (gpu_backward_refusal(p, 0))
-        return gpu_backward_refusal(p, 0);
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        if (fits(&tiles[i], device, p))
-            return NULL;
-    return gpu_no_tile_fits(device, text, size);
+    const char *clause = gpu_shape_refusal(p, 1, 256, text, size);
+    if (!clause)
+        clause = gpu_backward_refusal(p, 0);
+    if (clause)
+        return clause;
+    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    for (int32_t i = 0; i < NUM_TILES; i++) {
-        const struct tile *t = &tiles[i];
-        if (!fits(t, device, p) || variant-- > 0)
-            continue;
-        const struct gpu_backward_needs needs = needs_of(t, p);
-        PLAN_SET_PARAMETERS(plan, .TILE = i);
-        plan->block_m = own_of(t);
-        plan->block_n = t->shape.block;
-        plan->stages = 1;
-        plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_TF32x3_%dx%d", plan->block_m, plan->block_n);
-        snprintf(plan->reason, sizeof plan->reason,
-                 "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
-                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
-                 (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
-        return 1;
-    }
-    return 0;
+    const int32_t i = gpu_find_tile(NUM_TILES, fits, device, p, variant);
+    if (i < 0)
+        return 0;
+    const struct tile *t = &tiles[i];
+    const struct gpu_backward_needs needs = needs_of(t, p);
+    PLAN_SET_PARAMETERS(plan, .TILE = i);
+    plan->block_m = own_of(t);
+    plan->block_n = t->shape.block;
+    plan->stages = 1;
+    plan->shared_bytes = shared_bytes(t, p);
+    plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_TF32x3_%dx%d", plan->block_m, plan->block_n);
+    snprintf(plan->reason, sizeof plan->reason,
+             "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
+             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+             (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+    return 1;
 }
 
 /* ---- execution ---- */

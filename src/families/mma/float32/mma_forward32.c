@@ -46,7 +46,8 @@ static int is_bare(const fdm_problem *p) {
            !(p->softcap > 0) && p->aligned;
 }
 
-static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = &tiles[tile];
     const int on_90 = device->compute_major == 9 && device->compute_minor == 0;
     const int64_t widest = gpu_widest(p);
     return (!t->takes.bare || is_bare(p)) && (t->takes.bare != 90 || on_90) && (t->shape.share == 1 || widest > 128) &&
@@ -59,36 +60,30 @@ static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (p->dtype != FDM_FLOAT32)
-        return "it takes float32";
-    if (p->head_dim > 256 || p->head_dim_v > 256)
-        return "head dims are at most 256";
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        if (fits(&tiles[i], device, p))
-            return NULL;
-    return gpu_no_tile_fits(device, text, size);
+    const char *clause = gpu_shape_refusal(p, 1, 256, text, size);
+    if (clause)
+        return clause;
+    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    for (int32_t i = 0; i < NUM_TILES; i++) {
-        const struct tile *t = &tiles[i];
-        if (!fits(t, device, p) || variant-- > 0)
-            continue;
-        PLAN_SET_PARAMETERS(plan, .TILE = i);
-        plan->block_m = block_m(t);
-        plan->block_n = t->shape.block_n;
-        plan->stages = 1;
-        plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = mask_bytes(t, p);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
-                 t->shape.share > 1 ? "_Shared" : "");
-        snprintf(plan->reason, sizeof plan->reason,
-                 "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
-                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
-                 (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
-        return 1;
-    }
-    return 0;
+    const int32_t i = gpu_find_tile(NUM_TILES, fits, device, p, variant);
+    if (i < 0)
+        return 0;
+    const struct tile *t = &tiles[i];
+    PLAN_SET_PARAMETERS(plan, .TILE = i);
+    plan->block_m = block_m(t);
+    plan->block_n = t->shape.block_n;
+    plan->stages = 1;
+    plan->shared_bytes = shared_bytes(t, p);
+    plan->workspace_bytes = mask_bytes(t, p);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
+             t->shape.share > 1 ? "_Shared" : "");
+    snprintf(plan->reason, sizeof plan->reason,
+             "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
+             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+             (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+    return 1;
 }
 
 /* ---- execution ---- */

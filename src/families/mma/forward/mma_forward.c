@@ -165,7 +165,8 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
                                     padded(p->head_dim_v), lists, staged, is_paged(p));
 }
 
-static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = &tiles[tile];
     const int32_t d = padded(p->head_dim), dv = padded(p->head_dim_v);
     const int dims = t->takes.exact ? d == t->takes.head_dim_max && dv == t->takes.head_dim_max
                                     : d <= t->takes.head_dim_max && dv <= t->takes.head_dim_max;
@@ -185,20 +186,16 @@ static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > 256 || p->head_dim_v > 256)
-        return "head dims are at most 256";
+    const char *clause = gpu_shape_refusal(p, 0, 256, text, size);
+    if (clause)
+        return clause;
     if (p->num_splits > 1 || p->split_keys)
         return "it does not split keys";
     if (p->invariance == FDM_INVARIANCE_SCHEDULE &&
         (p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals || p->block_mask_size))
         return "keys that masks, biases or intervals hide are left out by blocks of rows, which invariance 2 does not "
                "allow";
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        if (fits(&tiles[i], device, p))
-            return NULL;
-    return gpu_no_tile_fits(device, text, size);
+    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
 }
 
 static int same_shape(const struct tile *a, const struct tile *b) {
@@ -213,7 +210,7 @@ static int same_kernel(const struct tile *a, const struct tile *b) {
 static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i, int32_t *alike) {
     *alike = 0;
     for (int32_t j = 0; j < i; j++) {
-        if (!fits(&tiles[j], device, p))
+        if (!fits(j, device, p))
             continue;
         if (same_kernel(&tiles[j], &tiles[i]))
             return 1;
@@ -226,7 +223,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const struct tile *t = &tiles[i];
         int32_t alike;
-        if (!fits(t, device, p) || is_repeated(device, p, i, &alike) || variant-- > 0)
+        if (!fits(i, device, p) || is_repeated(device, p, i, &alike) || variant-- > 0)
             continue;
         PLAN_SET_PARAMETERS(plan, .TILE = i);
         plan->block_m = block_m(t);

@@ -130,7 +130,12 @@ static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm
     return stages;
 }
 
-static int takes(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
+    return (p->seqlen_q + t->shape.block_m - 1) / t->shape.block_m * t->shape.cluster * p->heads * p->batch;
+}
+
+static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = &tiles[tile];
     const int64_t widest = gpu_widest(p);
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
     if (widest < t->takes.head_dim_min || widest > t->takes.head_dim_max || features_of(p) > t->takes.features_max)
@@ -139,62 +144,54 @@ static int takes(const struct tile *t, const fdm_device *device, const fdm_probl
         return 0;
     if (t->takes.bounded_rows_max > 0 && (!gpu_bounded(p) || p->seqlen_q > t->takes.bounded_rows_max))
         return 0;
+    if (grid_of(t, p) > INT32_MAX)
+        return 0;
     const struct fitted f = fit(t, p);
     if (t->shape.warps == 4 && 2 * shared_bytes(t, &f, t->slices.stages_max) > device->shared_bytes)
         return 0;
     return stages_of(t, &f, device) >= t->slices.stages_min;
 }
 
-static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
-    return (p->seqlen_q + t->shape.block_m - 1) / t->shape.block_m * t->shape.cluster * p->heads * p->batch;
-}
-
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (!gpu_16_bits(p->dtype))
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > HEAD_DIM_MAX || p->head_dim_v > HEAD_DIM_MAX)
-        return "head dims are at most 1024";
+    const char *clause = gpu_shape_refusal(p, 0, HEAD_DIM_MAX, text, size);
+    if (clause)
+        return clause;
     if (p->head_dim % 8 != 0 || p->head_dim_v % 8 != 0)
         return "head dims must be multiples of 8";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        if (takes(&tiles[i], device, p) && grid_of(&tiles[i], p) <= INT32_MAX)
-            return NULL;
-    return gpu_no_tile_fits(device, text, size);
+    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
 }
 
 /* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
  * kernel is ahead with blocks of 128 rows. */
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     const int64_t widest = gpu_widest(p);
-    if (widest > SUITS_ABOVE || (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals &&
-                                 (takes(&tiles[1], device, p) || takes(&tiles[2], device, p))))
+    if (widest > SUITS_ABOVE ||
+        (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals && (fits(1, device, p) || fits(2, device, p))))
         return NULL;
     return "mma.forward is faster up to head dim 160, and up to 256 with a mask or key intervals";
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    for (int32_t i = 0; i < NUM_TILES; i++) {
-        const struct tile *t = &tiles[i];
-        if (!takes(t, device, p) || variant-- > 0)
-            continue;
-        const struct fitted f = fit(t, p);
-        PLAN_SET_PARAMETERS(plan, .TILE = i);
-        plan->block_m = t->shape.block_m;
-        plan->block_n = t->shape.block_n;
-        plan->stages = stages_of(t, &f, device);
-        plan->shared_bytes = shared_bytes(t, &f, plan->stages);
-        plan->workspace_bytes = 0;
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->shape.block_m, t->shape.block_n,
-                 f.slice_d, t->slices.slice_keys, plan->stages, t->shape.cluster == 2 ? "_Cluster2" : "");
-        snprintf(plan->reason, sizeof plan->reason,
-                 "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-                 (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, t->shape.block_m, t->shape.block_n,
-                 plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
-        return 1;
-    }
-    return 0;
+    const int32_t i = gpu_find_tile(NUM_TILES, fits, device, p, variant);
+    if (i < 0)
+        return 0;
+    const struct tile *t = &tiles[i];
+    const struct fitted f = fit(t, p);
+    PLAN_SET_PARAMETERS(plan, .TILE = i);
+    plan->block_m = t->shape.block_m;
+    plan->block_n = t->shape.block_n;
+    plan->stages = stages_of(t, &f, device);
+    plan->shared_bytes = shared_bytes(t, &f, plan->stages);
+    plan->workspace_bytes = 0;
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->shape.block_m, t->shape.block_n,
+             f.slice_d, t->slices.slice_keys, plan->stages, t->shape.cluster == 2 ? "_Cluster2" : "");
+    snprintf(plan->reason, sizeof plan->reason,
+             "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
+             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, t->shape.block_m, t->shape.block_n,
+             plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+    return 1;
 }
 
 /* ---- execution ---- */
