@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/elements.h"
 #include "companion_run.h"
 #include "json_writer.h"
 #include "kernel_names.h"
@@ -259,7 +260,7 @@ static float first_element(const struct bench *b, int i) {
     const struct file_tensor *t = &b->run.tensors[b->pass == FDM_BACKWARD ? RUN_DQ : RUN_OUT];
     if (i >= file_tensor_elements(t))
         return 0;
-    return (float)run_load(t->data, i, t->dtype);
+    return (float)element_load(t->data, i, t->dtype);
 }
 
 static void check_row(struct bench *b, struct row *row) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/half.h"
+#include "base/elements.h"
 
 const char *const run_tensor_names[RUN_TENSORS] = {
     "q",         "k",       "v",          "mask", "bias", "interval_start", "interval_end", "sink",
@@ -84,24 +84,6 @@ void run_allocate_outputs(struct run *run, int backward) {
     make_like(run, RUN_DSINK, RUN_SINK);
 }
 
-double run_load(const void *data, int64_t i, fdm_dtype dtype) {
-    switch (dtype) {
-    case FDM_FLOAT64: return ((const double *)data)[i];
-    case FDM_FLOAT16: return float16_to_float(((const uint16_t *)data)[i]);
-    case FDM_BFLOAT16: return bfloat16_to_float(((const uint16_t *)data)[i]);
-    default: return ((const float *)data)[i];
-    }
-}
-
-void run_store(void *data, int64_t i, fdm_dtype dtype, double value) {
-    switch (dtype) {
-    case FDM_FLOAT64: ((double *)data)[i] = value; break;
-    case FDM_FLOAT16: ((uint16_t *)data)[i] = float_to_float16((float)value); break;
-    case FDM_BFLOAT16: ((uint16_t *)data)[i] = float_to_bfloat16((float)value); break;
-    default: ((float *)data)[i] = (float)value;
-    }
-}
-
 /* Sum of four uniform numbers of splitmix64: mean 0, variance 1, near enough to normal for timing and checking. */
 void run_make_normal(struct file_tensor *tensor, const char *name, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
                      uint64_t seed) {
@@ -113,7 +95,7 @@ void run_make_normal(struct file_tensor *tensor, const char *name, fdm_dtype dty
         z = (z ^ z >> 27) * 0x94d049bb133111ebu;
         z ^= z >> 31;
         double sum = (double)(z & 0xffff) + (double)(z >> 16 & 0xffff) + (double)(z >> 32 & 0xffff) + (double)(z >> 48);
-        run_store(tensor->data, i, dtype, (sum / 65535 - 2) * 1.7320508075688772);
+        element_store(tensor->data, i, dtype, (sum / 65535 - 2) * 1.7320508075688772);
     }
 }
 

@@ -52,8 +52,6 @@ void run_make_normal(struct file_tensor *tensor, const char *name, fdm_dtype dty
                      uint64_t seed);
 /* A tensor of NaN bytes. */
 void run_make_tensor(struct file_tensor *tensor, const char *name, fdm_dtype dtype, int32_t ndim, const int64_t *shape);
-double run_load(const void *data, int64_t index, fdm_dtype dtype);
-void run_store(void *data, int64_t index, fdm_dtype dtype, double value);
 /* start and end from the bias by fdm_topk_intervals. FDM_OK or the library's status. */
 fdm_status run_make_topk(struct run *run, int64_t window);
 

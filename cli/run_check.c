@@ -3,13 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/elements.h"
 #include "run.h"
 
 static struct file_tensor as_float64(const struct file_tensor *tensor) {
     struct file_tensor wide;
     run_make_tensor(&wide, tensor->name, FDM_FLOAT64, tensor->ndim, tensor->shape);
     for (int64_t i = 0; i < file_tensor_elements(tensor); i++)
-        run_store(wide.data, i, FDM_FLOAT64, run_load(tensor->data, i, tensor->dtype));
+        element_store(wide.data, i, FDM_FLOAT64, element_load(tensor->data, i, tensor->dtype));
     return wide;
 }
 
@@ -35,7 +36,7 @@ static double row_error(const struct file_tensor *have, const struct file_tensor
                         double floor, struct run_error *error) {
     double worst = 0, largest = floor;
     for (int64_t i = row * width; i < (row + 1) * width; i++) {
-        double truth = ((const double *)want->data)[i], value = run_load(have->data, i, have->dtype);
+        double truth = ((const double *)want->data)[i], value = element_load(have->data, i, have->dtype);
         double difference = difference_of(value, truth);
         worst = fmax(difference, worst);
         largest = isfinite(truth) && fabs(truth) > largest ? fabs(truth) : largest;
