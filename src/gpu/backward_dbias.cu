@@ -32,7 +32,7 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
     const int b_first = a.dbias_batches == 1 ? 0 : (int)b, b_last = a.dbias_batches == 1 ? a.in.batch : (int)b + 1;
     const int group = a.in.heads / a.dbias_heads;
     float sum = 0;
-    if (!a.dlse.data && !SINKS)
+    if (!a.dlse.data && !HEAD_SINKS)
         return 0;
     for (int batch = b_first; batch < b_last; batch++) {
         int64_t packed = 0, begin = (int64_t)batch * a.in.heads * a.rows;
@@ -50,7 +50,7 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
             if (a.dlse.data)
                 sum +=
                     a.dlse.data[(VARLEN ? 0 : batch) * a.dlse.batch + head * a.dlse.head + (packed + i) * a.dlse.row];
-            if (SINKS)
+            if (HEAD_SINKS)
                 sum -= a.sink_shares[row];
         }
     }

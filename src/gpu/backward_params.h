@@ -26,7 +26,7 @@
     X(ROW_STEP)   /* rows of the workspace's arrays for a sequence are multiples of */         \
     X(NEEDS_DQ)   /* 1: dQ is summed in the workspace */                                       \
     X(NO_ZEROS)   /* 1: the first that adds to a row of dQ stores */                           \
-    X(SINKS)      /* 1: heads have sinks */                                                    \
+    X(HEAD_SINKS) /* 1: heads have sinks */                                                    \
     X(FOLDED)     /* the grid has one dimension: there are more heads or batches than 65535 */ \
     X(WIDE_DKV)   /* combine: 1: dK and dV are float32 beside 16 bits; 2: and are added to what is there */
 

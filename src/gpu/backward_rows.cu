@@ -244,7 +244,7 @@ __device__ __forceinline__ void join_sink(const struct gpu_backward_params &a, c
 
 /* Left to itself the assembler takes 48 registers from 10.0 on, and spills; on 8.0 and 9.0 it takes 96 for packed rows
  * of 192 and 224 columns beside a bias. Sinks need more before 9.0. */
-#if (SINKS && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1000 || \
+#if (HEAD_SINKS && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1000 || \
     ((__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900) && VARLEN && BIAS && HEAD_DIM_V > 128 && HEAD_DIM_V < 256)
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS, 1)
 #else
@@ -268,7 +268,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         return;
     if (NEEDS_DQ) /* stores wait for nothing: they go first */
         clear_dq(a, at);
-    const uint32_t sink = SINKS ? read_sink(a.in.sink, h) : 0;
+    const uint32_t sink = HEAD_SINKS ? read_sink(a.in.sink, h) : 0;
     float mine = sum_of_row(a, at);
     if (lane >= 16)
         return;
@@ -281,7 +281,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         float dlse = 0;
         if (a.dlse.data)
             dlse = a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
-        if (SINKS)
+        if (HEAD_SINKS)
             join_sink(a, at, row, sink_logit(a.in.sink, sink), lse, low, mine, dlse, share);
         mine -= dlse;
         lse *= a.lse_factor;
@@ -298,7 +298,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
     a.delta_rows[at.begin + row] = mine;
     if (BIAS)
         a.low_rows[at.begin + row] = low * -LOG2_E;
-    if (SINKS && a.sink_shares)
+    if (HEAD_SINKS && a.sink_shares)
         a.sink_shares[at.begin + row] = share;
 }
 
@@ -308,13 +308,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ __align__(128) char shared[WARPS * 16 * HEAD_DIM * 2];
     griddepcontrol_wait();
     /* The first block of a head makes the gradient of its sinks, and those of other batches nothing. */
-    const bool has_dsink = SINKS && a.dsink.data;
+    const bool has_dsink = HEAD_SINKS && a.dsink.data;
     if (has_dsink && GRID_X == 0) {
         if (GRID_BATCH == 0)
             store_dsink<THREADS>(a, GRID_HEAD, (float *)shared);
         return;
     }
-    if (SINKS && a.in.batch == 0)
+    if (HEAD_SINKS && a.in.batch == 0)
         return;
     const struct rows at = find_rows(a, GRID_X - has_dsink);
     const int lane = threadIdx.x % 32;

@@ -241,7 +241,7 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
         request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_BIAS));
     GPU_ADD_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
                       .ROW_STEP = needs->row_step, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
-                      .SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p),
+                      .HEAD_SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p),
                       .WIDE_DKV = kernel == COMBINE ? p->dkv_float32 + p->add_dkv : 0);
     request->file = kernel == DBIAS   ? "gpu/backward_dbias.cu"
                     : kernel == DSINK ? "gpu/backward_dsink.cu"

@@ -61,7 +61,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define KEY_GROUPS  (WARPS / MATES)
 #define GROUP_KEYS  (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
 #define WARP_KEYS   (BLOCK_N / WARPS)      /* that it copies */
-#define PARTS       (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
+#define PART_ROWS   (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
 #define CLUSTER_MAX MMA_DECODE_CLUSTER_MAX(STAGES)
 #define PART_WIDTH  (HEAD_DIM_V + MMA_DECODE_PART_PAD)
 #define STEPS       (GROUP_KEYS / STEP_KEYS)

@@ -162,14 +162,14 @@ __device__ __forceinline__ void merge_warps(const struct warp_state &w, const st
                                             const struct place &at, uint32_t barrier, float *memory,
                                             const struct warp_part &own) {
     const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
-    const struct parts p = {memory, memory + PARTS * PART_WIDTH, memory + PARTS * PART_WIDTH + PARTS};
+    const struct parts p = {memory, memory + PART_ROWS * PART_WIDTH, memory + PART_ROWS * PART_WIDTH + PART_ROWS};
     struct inbox in;
     if (MERGE == MMA_MERGE_CLUSTER)
         in.open(a, at.split, barrier, pieces);
     leave_parts(w, p, at.num_rows, own);
     __syncthreads();
     if (MERGE == MMA_MERGE_CLUSTER)
-        in.wait_for_others(a, p.sums + PARTS);
+        in.wait_for_others(a, p.sums + PART_ROWS);
     for (int index = threadIdx.x; index < pieces; index += THREADS) {
         const int row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
         float most = MINUS_INF, sum = 0;
