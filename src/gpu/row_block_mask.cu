@@ -10,54 +10,16 @@
 #include "gpu/packed.cuh"
 #include "gpu/row_ranges.cuh"
 
-#define RANGES_MAX 4
-
-/* A row's ranges, cut to the keys; those that begin in another reach as far as that one, and further. */
-struct joined_ranges {
-    int start[RANGES_MAX], end[RANGES_MAX];
-};
-__device__ __forceinline__ struct joined_ranges join_ranges(const struct gpu_row_intervals &r,
-                                                            const struct row_ranges &row, int seqlen_k) {
-    struct joined_ranges joined;
-#pragma unroll
-    for (int n = 0; n < RANGES_MAX; n++) {
-        joined.start[n] = n < r.ranges ? max(row.start[n * r.start_range], 0) : 0;
-        joined.end[n] = n < r.ranges ? min(row.end[n * r.end_range], seqlen_k) : 0;
-    }
-#pragma unroll
-    for (int pass = 1; pass < RANGES_MAX; pass++)
-#pragma unroll
-        for (int n = 0; n < RANGES_MAX; n++)
-#pragma unroll
-            for (int other = 0; other < RANGES_MAX; other++)
-                if (joined.start[n] < joined.end[n] && joined.start[other] <= joined.end[n])
-                    joined.end[n] = max(joined.end[n], joined.end[other]);
-    return joined;
-}
-
 /* Of 32 tiles of keys a bit each: some row of the block sees some key, every row sees every key. For a warp. */
-struct tile_bits {
-    uint32_t seen, full;
-};
 __device__ __forceinline__ struct tile_bits look_at_tiles(const struct row_block_mask_params &a,
                                                           const struct sequence &s, int head, int first_row, int word) {
     struct tile_bits tiles = {0, 0xffffffff};
     for (int n = threadIdx.x % 32; n < a.block_m && first_row + n < s.seqlen_q; n += 32) {
         const struct gpu_row_intervals &r = a.in.row_intervals;
-        const struct joined_ranges ranges =
-            join_ranges(r, ranges_of_row(r, s.batch, s.q_begin, head, first_row + n), s.seqlen_k);
-        uint32_t touched = 0, covered = 0;
-#pragma unroll
-        for (int range = 0; range < RANGES_MAX; range++) {
-            const int start = ranges.start[range], end = ranges.end[range];
-            if (start >= end)
-                continue;
-            touched |= run_of_bits(word, start / a.block_n, (end + a.block_n - 1) / a.block_n);
-            covered |= run_of_bits(word, (start + a.block_n - 1) / a.block_n, /* the last tile ends with the keys */
-                                   (end + (end == s.seqlen_k ? a.block_n - 1 : 0)) / a.block_n);
-        }
-        tiles.seen |= touched;
-        tiles.full &= covered;
+        const struct row_ranges row = ranges_of_row(r, s.batch, s.q_begin, head, first_row + n);
+        const struct tile_bits own = tiles_of_ranges(join_ranges(r, row, 0, s.seqlen_k), word, a.block_n, s.seqlen_k);
+        tiles.seen |= own.seen;
+        tiles.full &= own.full;
     }
     return {__reduce_or_sync(0xffffffff, tiles.seen), __reduce_and_sync(0xffffffff, tiles.full)};
 }

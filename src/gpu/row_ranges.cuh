@@ -49,4 +49,49 @@ __device__ __forceinline__ uint32_t run_of_bits(int word, int from, int to) {
     return low < high ? 0xffffffffu << low & 0xffffffffu >> (32 - high) : 0;
 }
 
+/* Ranges of keys of a row, cut to the keys from `first` to before `last`; those that begin in another reach as far as
+ * that one, and further. */
+#define ROW_RANGES_MAX 4
+struct joined_ranges {
+    int start[ROW_RANGES_MAX], end[ROW_RANGES_MAX];
+};
+__device__ __forceinline__ struct joined_ranges join_ranges(const struct gpu_row_intervals &r,
+                                                            const struct row_ranges &row, int first, int last) {
+    struct joined_ranges joined;
+#pragma unroll
+    for (int n = 0; n < ROW_RANGES_MAX; n++) {
+        joined.start[n] = n < r.ranges ? max(row.start[n * r.start_range], first) : 0;
+        joined.end[n] = n < r.ranges ? min(row.end[n * r.end_range], last) : 0;
+    }
+#pragma unroll
+    for (int pass = 1; pass < ROW_RANGES_MAX; pass++)
+#pragma unroll
+        for (int n = 0; n < ROW_RANGES_MAX; n++)
+#pragma unroll
+            for (int other = 0; other < ROW_RANGES_MAX; other++)
+                if (joined.start[n] < joined.end[n] && joined.start[other] <= joined.end[n])
+                    joined.end[n] = max(joined.end[n], joined.end[other]);
+    return joined;
+}
+
+/* Of the word-th 32 tiles of so many keys a bit each: those that the ranges touch, and those that they cover. The last
+ * tile ends with the sequence's last key. */
+struct tile_bits {
+    uint32_t seen, full;
+};
+__device__ __forceinline__ struct tile_bits tiles_of_ranges(const struct joined_ranges &ranges, int word, int tile_keys,
+                                                            int seqlen_k) {
+    struct tile_bits tiles = {0, 0};
+#pragma unroll
+    for (int n = 0; n < ROW_RANGES_MAX; n++) {
+        const int start = ranges.start[n], end = ranges.end[n];
+        if (start >= end)
+            continue;
+        tiles.seen |= run_of_bits(word, start / tile_keys, (end + tile_keys - 1) / tile_keys);
+        tiles.full |= run_of_bits(word, (start + tile_keys - 1) / tile_keys,
+                                  (end + (end == seqlen_k ? tile_keys - 1 : 0)) / tile_keys);
+    }
+    return tiles;
+}
+
 #endif

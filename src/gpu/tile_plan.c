@@ -3,21 +3,30 @@
 
 #include "gpu/key_sort.h"
 
+/* A mask that all rows share. */
+static int masks_keys(const fdm_problem *p) { return p->has_mask && !gpu_mask_rows(p); }
+
 /* Extents of a plan: heads and batches of what hides keys; packed sequences have a plan each. */
 struct extents {
     int64_t batches, heads, row_tiles, key_words;
 };
+static void widen(struct extents *e, int has, int64_t batches, int64_t heads) {
+    e->batches = has && batches > e->batches ? batches : e->batches;
+    e->heads = has && heads > e->heads ? heads : e->heads;
+}
 static struct extents extents_of(const fdm_problem *p) {
-    const int64_t shared_batches = p->has_intervals ? p->interval_batch : p->mask_shape[0];
-    return (struct extents){p->varlen ? p->batch : shared_batches,
-                            p->has_intervals ? p->interval_heads : p->mask_shape[1],
-                            gpu_ceil_div(p->seqlen_q, TILE_PLAN_TILE), gpu_ceil_div(p->seqlen_k, 32 * TILE_PLAN_TILE)};
+    struct extents e = {p->varlen ? p->batch : 1, 1, gpu_ceil_div(p->seqlen_q, TILE_PLAN_TILE),
+                        gpu_ceil_div(p->seqlen_k, 32 * TILE_PLAN_TILE)};
+    widen(&e, p->has_intervals, p->interval_batch, p->interval_heads);
+    widen(&e, p->has_row_intervals, p->row_interval_batch, p->row_interval_heads);
+    widen(&e, masks_keys(p), p->mask_shape[0], p->mask_shape[1]);
+    return e;
 }
 static int64_t all_row_tiles(const struct extents *e) { return e->batches * e->heads * e->row_tiles; }
 
 int tile_plan_possible(const fdm_problem *p) {
     const struct extents e = extents_of(p);
-    return p->has_intervals + p->has_mask == 1 && !gpu_masks_blocks(p) && !p->has_bias &&
+    return (p->has_intervals || p->has_row_intervals || masks_keys(p)) &&
            gpu_ceil_div(e.row_tiles, 32) * e.key_words * e.batches * e.heads < INT32_MAX;
 }
 
@@ -33,8 +42,8 @@ int64_t tile_plan_bytes(const fdm_problem *p) {
 }
 
 static void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
-    const uint32_t told =
-        GPU_ALIKE_WINDOW | GPU_ALIKE_MASK | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_INTERVALS | GPU_ALIKE_VARLEN;
+    const uint32_t told = GPU_ALIKE_WINDOW | GPU_ALIKE_MASK | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_INTERVALS |
+                          GPU_ALIKE_ROW_INTERVALS | GPU_ALIKE_VARLEN;
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~told);
     request->file = "gpu/tile_plan.cu";
     request->entry = "tile_plan";

@@ -1,5 +1,5 @@
-/* tile_plan.h: what hides keys by ranges of rows, as bits: for each tile of 64 query rows and 64 keys whether some row
- * sees some key, and whether all rows see all keys. The contract of tile_plan.cu; for C and CUDA C. */
+/* tile_plan.h: what hides pairs by ranges of rows or of keys, as bits: for each tile of 64 query rows and 64 keys
+ * whether some row sees some key, and whether all rows see all keys. The contract of tile_plan.cu; for C and CUDA C. */
 #ifndef FDM_TILE_PLAN_H
 #define FDM_TILE_PLAN_H
 

@@ -56,7 +56,7 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
         snprintf(text, size, "beside masks and intervals there are at most %d query rows and keys", LENGTH_MAX);
         return text;
     }
-    if (p->has_intervals && (p->varlen || !tile_plan_possible(p)))
+    if (p->has_intervals && (p->varlen || p->has_mask || p->has_bias || !tile_plan_possible(p)))
         return "there are no masks, biases or packed sequences beside intervals";
     if (p->has_intervals && p->interval_heads > p->heads_kv)
         return "query heads that share keys have intervals of their own";

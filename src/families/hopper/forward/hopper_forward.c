@@ -262,7 +262,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const char *clause = gpu_shape_refusal(p, 0, 256, text, size);
     if (clause)
         return clause;
-    if (ranged(p) && !tile_plan_possible(p))
+    if (ranged(p) &&
+        (p->has_intervals + p->has_mask != 1 || gpu_masks_blocks(p) || p->has_bias || !tile_plan_possible(p)))
         return "it takes key intervals, or masks that query rows share, without other masks, row intervals or biases";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
