@@ -84,6 +84,24 @@ static int wants_sink_shares(const fdm_problem *p) {
     return p->has_sink && (p->needs_dsink || gpu_dbias_kind(p) == GPU_DBIAS_ROWS);
 }
 
+/* Without row intervals, where the family has a tile plan of them. */
+static int wants_block_mask(const fdm_problem *p, const struct gpu_backward_needs *needs) {
+    return needs->plans_rows ? gpu_mask_rows(p) : gpu_masks_blocks(p);
+}
+static int64_t block_mask_room(const fdm_problem *p, const struct gpu_backward_needs *needs) {
+    return !wants_block_mask(p, needs) ? 0
+           : needs->plans_rows         ? block_mask_bytes(p, needs->block_m, needs->block_n)
+                                       : gpu_block_mask_bytes(p, needs->block_m, needs->block_n);
+}
+static void add_block_mask(struct gpu_launches *l, const struct gpu_backward_needs *needs,
+                           struct gpu_forward_params *a) {
+    void *const at = (void *)(uintptr_t)a->block_mask;
+    if (needs->plans_rows)
+        block_mask_add(l, needs->block_m, needs->block_n, at, a);
+    else
+        gpu_block_mask_add(l, needs->block_m, needs->block_n, at, a);
+}
+
 static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_needs *needs) {
     struct layout l = {0};
     l.rows =
@@ -112,7 +130,7 @@ static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_nee
     const int64_t parts = gpu_backward_leaves_sums(p, needs->group_parts) ? group_parts * p->heads_kv * l.key_rows : 0;
     l.dk = put(&l, 4 * parts * needs->head_dim);
     l.dv = put(&l, 4 * parts * needs->head_dim_v);
-    l.block_mask = put(&l, gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, needs->block_m, needs->block_n) : 0);
+    l.block_mask = put(&l, block_mask_room(p, needs));
     return l;
 }
 
@@ -219,7 +237,7 @@ static const int32_t end_of[] = {[GPU_BACKWARD_BEFORE] = COMBINE, [GPU_BACKWARD_
 static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backward_needs *needs) {
     const int32_t kind = gpu_dbias_kind(p);
     switch (kernel) {
-    case BLOCK_MASK: return gpu_masks_blocks(p);
+    case BLOCK_MASK: return wants_block_mask(p, needs);
     case BLOCK_ORDER: return needs->order_block_n > 0;
     case ORDER: return needs->orders_keys;
     case COMBINE: return gpu_backward_leaves_sums(p, needs->group_parts);
@@ -294,7 +312,7 @@ void gpu_backward_add(struct gpu_launches *l, enum gpu_backward_side side, const
         if (!wanted(kernel, l->problem, needs))
             continue;
         if (kernel == BLOCK_MASK)
-            gpu_block_mask_add(l, needs->block_m, needs->block_n, (void *)(uintptr_t)a->in.block_mask, &a->in);
+            add_block_mask(l, needs, &a->in);
         else if (kernel == BLOCK_ORDER)
             block_order_add(l, &a->in, needs->order_block_n, (int32_t *)(uintptr_t)a->block_order);
         else if (kernel == ORDER)

@@ -118,7 +118,7 @@ struct named_case {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
     int causal, varlen, dlse, deterministic, dbias, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     int intervals, shares; /* intervals: 1 of any kind, 2 documents; shares: of a bias, as in struct trial */
-    int rows;              /* row intervals */
+    int rows;              /* row intervals: 1 of any heads, 2 of heads that share keys alike */
     int many, rest, apart; /* as in struct trial */
     int refused;           /* for its strides: no kernel of the name takes it */
     double softcap;
@@ -141,7 +141,7 @@ int64_t trial_length(const struct trial *trial, enum role role, int64_t b, int d
 int trial_hides_many(const struct trial *trial);
 /* draw_intervals.c. documents: the key intervals are those of documents. */
 void draw_intervals(struct trial *trial, int documents);
-void draw_row_intervals(struct trial *trial);
+void draw_row_intervals(struct trial *trial, int of_keys); /* of_keys: heads that share keys share them */
 void draw_block_mask(struct trial *trial);
 /* The problem of a seed. */
 void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);

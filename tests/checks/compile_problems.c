@@ -104,7 +104,11 @@ static const struct backward_set sets[] = {
     {.intervals = 2, .varlen = 1, .deterministic = 1},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 2},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 3, .varlen = 1, .softcap = 1, .unaligned = 1},
-    {.mask = 2, .bias = 2, .intervals = 2, .deterministic = 1}};
+    {.mask = 2, .bias = 2, .intervals = 2, .deterministic = 1},
+    {.window = 1, .intervals = 2, .softcap = 1},
+    {.intervals = 2, .deterministic = 1},
+    {.window = 1, .intervals = 3},
+    {.window = 1, .mask = 1, .bias = 1, .intervals = 2}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 
 int32_t backward_head_dims(void) { return features[HEAD_DIM].num_values; }

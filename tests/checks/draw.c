@@ -481,7 +481,7 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
     if (!t->plain && (way_below(t, 4) == 0 || (t->keyed && way_below(t, 4))))
         draw_intervals(t, 0);
     if (!t->plain && (t->of_ways ? way % 16 == 7 || way % 32 == 12 : way_below(t, 10) == 0))
-        draw_row_intervals(t);
+        draw_row_intervals(t, 0);
     if (!t->plain && !t->of_ways && way_below(t, 10) == 1)
         draw_block_mask(t);
     t->options.deterministic =
@@ -532,7 +532,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
     if (c->intervals)
         draw_intervals(t, c->intervals == 2);
     if (c->rows)
-        draw_row_intervals(t);
+        draw_row_intervals(t, c->rows == 2);
     draw_results(t);
     if (c->dlse)
         draw_rows(t, DLSE, 1);

@@ -96,9 +96,10 @@ static void range_of_form(const struct range_form *f, int64_t row, int64_t rows,
                                       : 0;
 }
 
-void draw_row_intervals(struct trial *t) {
+void draw_row_intervals(struct trial *t, int of_keys) {
     const int packed = t->varlen;
-    const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads), PICK(t, 1, 1, 2, 4),
+    const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1,
+                              PICK(t, 1, t->heads_kv, of_keys ? t->heads_kv : t->heads), PICK(t, 1, 1, 2, 4),
                               packed ? t->total_q : t->seqlen_q};
     int64_t n = 0, start, end;
     const int formed = random_below(t, 3) > 0;

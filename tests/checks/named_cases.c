@@ -530,13 +530,15 @@ static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
     static const int64_t dims[] = {64, 128};
     enum { OF_NONE, CAUSAL, WINDOW, OF_MASK, KEY_MASK, OF_BIAS, KEY_BIAS, INTERVALS, PACKED, SOFTCAP, PAIRS, KINDS };
     const int decode = strstr(kernel, "decode") != NULL, hopper = strstr(kernel, "hopper") != NULL;
+    const int owns = hopper && pass == FDM_BACKWARD; /* blocks of keys, for the heads that share them */
     FOR_EACH(dims, d)
     for (int kind = OF_NONE; kind < KINDS; kind++) {
-        if (hopper && (kind == KEY_MASK || kind == KEY_BIAS || kind == INTERVALS || kind == PAIRS))
+        if (hopper && !owns && (kind == KEY_MASK || kind == KEY_BIAS || kind == INTERVALS || kind == PAIRS))
             continue; /* mma's */
+        const int scored = kind == OF_MASK || kind == KEY_MASK || kind == OF_BIAS || kind == KEY_BIAS || kind == PAIRS;
         begin(kernel, pass, dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
-        shape(kind == PACKED ? 3 : 1 + kind % 2, 4, 2, decode ? 5 : 200, decode ? 600 : 304);
-        next.rows = 1;
+        shape(kind == PACKED ? 3 : 1 + kind % 2, 4, owns && scored ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);
+        next.rows = owns ? 2 : 1;
         next.causal = kind == CAUSAL || kind == PACKED;
         next.mask = kind == OF_MASK || kind == PAIRS ? 1 : kind == KEY_MASK ? 2 : 0;
         next.bias = kind == OF_BIAS ? 1 : kind == KEY_BIAS || kind == PAIRS ? 2 : 0;
@@ -591,6 +593,7 @@ static void list_cases(void) {
     add_rows("hopper.forward", FDM_FORWARD, 0);
     add_rows("mma.backward", FDM_BACKWARD, 0);
     add_rows("mma.backward32", FDM_BACKWARD, 1);
+    add_rows("hopper.backward", FDM_BACKWARD, 0);
 }
 
 const struct named_case *named_case(int64_t number) {

@@ -8,6 +8,7 @@
 #include "families/hopper/backward/hopper_visits.h"
 #include "families/hopper/hopper_family.h"
 #include "gpu/key_sort.h"
+#include "gpu/tile_plan_launch.h"
 
 /* ---- tiles ---- */
 
@@ -52,7 +53,8 @@ enum { WIDE_TILE = 0, NARROW_TILE = 3 }; /* of 192 and 128 keys, to head dims of
 PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_PARAMETERS);
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
+    const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
+                                              p->has_row_intervals};
     return hopper_backward_shared_bytes(t->shape.warpgroups, t->shape.stages, t->shape.dout_stages, t->shape.ds_stages,
                                         hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
                                         asks);
@@ -71,7 +73,7 @@ static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs
 static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (t->takes.kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+    return (t->takes.kind == SPACIOUS) == (p->has_intervals || p->has_row_intervals || p->has_mask || p->has_bias) &&
            (t->shape.ds_stages > 1 || !must_be_exact(p)) &&
            hopper_backward_padded(p->head_dim) <= t->takes.head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->takes.head_dim_max;
@@ -115,7 +117,8 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
 /* Whether scattered keys are sorted: fewer are few blocks, and tiles of masks and biases are of neighbours. */
 enum { GATHER_KEYS_MIN = 512 };
 static int gathers(const fdm_problem *p) {
-    return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+    return p->has_intervals && !p->varlen && !gpu_masks_blocks(p) && !gpu_bias_rows(p) &&
+           p->seqlen_k >= GATHER_KEYS_MIN;
 }
 
 /* Blocks add anything in a fixed order. */
@@ -143,7 +146,7 @@ static struct hopper_division division_of(const fdm_plan *plan) {
  * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below, and loses as much
  * where keys are sorted (measured). */
 static int adds_apart(const struct tile *t, const fdm_problem *p, int runs) {
-    const int alone = !gpu_mask_rows(p) && !p->has_bias && (!gathers(p) || runs);
+    const int alone = !gpu_masks_blocks(p) && !p->has_bias && (!gathers(p) || runs);
     const int fits = !(is_exact(t, p) && gpu_lists_keys(p) && gpu_hides_pairs(p)); /* what warps keep for themselves */
     return p->needs_dq && fits && (orders_dq(p) || (is_wide(p) && alone)) && t->shape.warpgroups == 2 &&
            !gpu_dbias_in_turns(p);
@@ -153,7 +156,7 @@ static int32_t block_threads(const struct tile *t, const fdm_problem *p, int run
 }
 
 /* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
-static int finds_visits(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_mask_rows(p)); }
+static int finds_visits(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_masks_blocks(p)); }
 enum { BLOCK_N_LISTED = 128 };
 static int64_t key_blocks_of(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_k, BLOCK_N_LISTED); }
 static int64_t row_tiles(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_q, BLOCK_M); }
@@ -166,7 +169,7 @@ static int64_t visits_bytes(const fdm_problem *p) {
 }
 
 static int empty_rows(const fdm_problem *p) {
-    return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals;
+    return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
 }
 /* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
  * ordered by an acquire, for which who makes dQ has no time. */
@@ -184,15 +187,20 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     needs.order_block_n = launches_runs(p) ? block_n_of(plan, p, 1) : 0;
     needs.block_m = BLOCK_M;
     needs.block_n = BLOCK_N_LISTED;
+    needs.plans_rows = p->has_row_intervals;
     needs.dbias_shares = 1;
     needs.dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)key_blocks_of(p) : 0;
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
 
+/* The visits and the tile plan of row intervals lie behind the rest. */
+static int64_t plan_offset(const fdm_problem *p, const struct gpu_backward_needs *needs) {
+    return gpu_round_up(gpu_backward_workspace_bytes(p, needs) + visits_bytes(p), 256);
+}
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return gpu_backward_workspace_bytes(p, &needs) + visits_bytes(p);
+    return plan_offset(p, &needs) + (p->has_row_intervals ? tile_plan_bytes(p) : 0);
 }
 
 /* ---- choice ---- */
@@ -200,7 +208,9 @@ static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
 /* Of intervals, masks and biases. */
 static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
     const int mask_rows = gpu_mask_rows(p), bias_rows = gpu_bias_rows(p);
-    if ((p->has_intervals && p->interval_heads > p->heads_kv) || (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
+    if ((p->has_intervals && p->interval_heads > p->heads_kv) ||
+        (p->has_row_intervals && p->row_interval_heads > p->heads_kv) ||
+        (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
         (p->has_bias && !bias_rows && p->bias_shape[1] > p->heads_kv))
         return "query heads that share keys have intervals, masks or biases of keys of their own";
     if ((mask_rows || bias_rows) &&
@@ -213,7 +223,9 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
         return "there is no softcap beside a bias";
     if (gpu_dbias_in_turns(p) && p->bias_shape[1] < p->heads && p->heads > p->heads_kv)
         return "in a fixed order, query heads that share keys do not share the gradient of a bias";
-    if ((gpu_lists_keys(p) || mask_rows) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
+    if (p->has_row_intervals && !tile_plan_possible(p))
+        return "row intervals are of too many rows, keys and heads";
+    if ((gpu_lists_keys(p) || gpu_masks_blocks(p)) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
         snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
                  BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
         return text;
@@ -231,7 +243,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     const int32_t block_n = 64 * find_tile(device, p, 0)->shape.warpgroups;
     const int64_t blocks = gpu_ceil_div(p->seqlen_k, block_n) * p->heads_kv * p->batch;
-    return p->varlen && gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
+    return p->varlen && (gpu_lists_keys(p) || p->has_row_intervals) && p->heads > p->heads_kv &&
+                   2 * blocks < device->num_sms
                ? "blocks of keys are few, and of packed sequences it does not divide the query heads that share them"
                : NULL;
 }
@@ -375,6 +388,9 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
         .visit_words = (int32_t)visit_words(p)};
     gpu_backward_fill(l, &needs, &params.in);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
+    if (p->has_row_intervals)
+        tile_plan_add(l, &params.in.in, (struct tile_plan_order){0}, l->workspace + plan_offset(p, &needs),
+                      &params.plan);
     fdm_status status = FDM_OK;
     for (int runs = 0; runs <= launches_runs(p) && !status; runs++)
         status = add_main(plan, l, runs, &params);
@@ -386,9 +402,9 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
-                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
-                GPU_SCORE_FEATURES | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
-                GPU_FEATURE_DETERMINISTIC,
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_ROW_INTERVALS |
+                GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE |
+                GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

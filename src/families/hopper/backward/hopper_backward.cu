@@ -42,8 +42,11 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_N (64 * WARPGROUPS)
 #define THREADS (128 * (WARPGROUPS + 1 + APART))
 /* Groups of eight rows of which lse and delta are read under products: as there are registers for them, measured. */
-#define EARLY_GROUPS \
-    (MASK || BIAS || INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 : WARPGROUPS == 3 ? 4 : WINDOW ? 2 : 0)
+#define EARLY_GROUPS                                                              \
+    (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 \
+     : WARPGROUPS == 3                                                        ? 4 \
+     : WINDOW                                                                 ? 2 \
+                                                                              : 0)
 #include "families/hopper/backward/hopper_exact.cuh"
 #include "families/hopper/backward/hopper_keys.cuh"
 #include "families/hopper/backward/hopper_scrub.cuh"
@@ -82,8 +85,8 @@ constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_TILE_BYTES, MASK_TILE_BYTES = MAS
 constexpr int ROWS_OFFSET = MASK_OFFSET + MASK_TILE_BYTES, LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
 constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
 constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
-constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK_TILE ? SEEN_WORDS * 4 : 0);
-constexpr struct hopper_backward_asks ASKS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE};
+constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_INTERVALS * WARPGROUPS);
+constexpr struct hopper_backward_asks ASKS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE, ROW_INTERVALS};
 enum {
     K_FULL = CONTROL,
     V_FULL = K_FULL + 8,
@@ -234,7 +237,8 @@ template <bool SOME_EMPTY> struct owner {
         scores_to_p(s, early, a, k.batch, k.first_key + first, tile * BLOCK_M,
                     {lse_of(step), low_of(base, step), base + KEYS_OFFSET + first * 4,
                      base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET, masked, 0,
-                     base + COVERED + (int)tid_x_reread() / 32 * 8});
+                     base + COVERED + (int)tid_x_reread() / 32 * 8,
+                     ranges_hide_part(base + SEEN_OFFSET, tile, warpgroup), k.first_head});
         if (DROPS_EMPTY && is_empty(step))
             drop_empty(step);
         if (SCRUB == HOPPER_SCRUB_NUMBERS)
@@ -570,7 +574,7 @@ __device__ __forceinline__ bool finds_empty(const struct hopper_backward_params 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     hopper_backward(const __grid_constant__ struct hopper_backward_params a) {
-#if KEYED || BIAS_TILE
+#if KEYED || BIAS_TILE || ROW_INTERVALS
     extern __shared__ __align__(1024) char shared[];
 #else
     extern __shared__ char shared[];

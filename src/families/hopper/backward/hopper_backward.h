@@ -56,7 +56,7 @@ struct hopper_backward_params {
     struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
     uint64_t *visits;                          /* ORDERED, where tiles of rows are listed: hopper_visits.h */
     int32_t row_tiles, visit_words;            /* of a head; of a tile */
-    struct tile_plan plan; /* of hopper_backward_2pass_dq.cu, beside intervals: of the keys in their order */
+    struct tile_plan plan; /* ROW_INTERVALS; of hopper_backward_2pass_dq.cu also of the keys, in their order */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, of those that own keys, and, `apart`, of the one that
@@ -78,19 +78,20 @@ struct hopper_backward_params {
 
 /* What a problem asks of shared memory: 0 or 1 each. */
 struct hopper_backward_asks {
-    int32_t keyed, mask_rows, bias, bias_rows;
+    int32_t keyed, mask_rows, bias, bias_rows, ranges; /* ranges: row intervals */
 };
 /* Beside Q, K, V, dO, dS and dQ: a tile of mask and bias, and words. */
 GPU_INLINE int32_t hopper_backward_asked_bytes(struct hopper_backward_asks asks, int32_t stages, int32_t block_n) {
     return 4 * HOPPER_BACKWARD_KEY_WORDS(asks.keyed, asks.bias) * block_n + (asks.bias ? stages * 64 * 4 : 0) +
-           (asks.keyed || asks.mask_rows ? HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
+           (asks.keyed || asks.mask_rows || asks.ranges ? HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
+           (asks.ranges ? HOPPER_BACKWARD_TILES_MAX / 8 * (block_n / 64) : 0) +
            (asks.mask_rows ? HOPPER_BACKWARD_TILES_MAX / 8 + 64 * block_n : 0) +
            (asks.bias_rows ? 64 * block_n * 2 : 0);
 }
 /* Bytes that may be lost where shared memory does not begin at a multiple of 1024: the swizzle of TMA counts addresses.
  * What is asked leaves none: there the kernel wants such a beginning. */
 GPU_INLINE int32_t hopper_backward_spare_bytes(struct hopper_backward_asks asks) {
-    return asks.bias_rows || asks.keyed ? 0 : 1024;
+    return asks.bias_rows || asks.keyed || asks.ranges ? 0 : 1024;
 }
 GPU_INLINE int32_t hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t dout_stages,
                                                 int32_t ds_stages, int32_t head_dim, int32_t head_dim_v,

@@ -23,7 +23,8 @@
 #define RUNS      (KEYS == HOPPER_KEYS_RUNS)
 #define EITHER    (KEYS == HOPPER_KEYS_EITHER)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
-#define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
+/* Tiles of rows are listed, and those that no key is seen by left out. */
+#define LISTED (KEYED || MASK_TILE || ROW_INTERVALS)
 #ifndef ROW_STEP
 #    define ROW_STEP BLOCK_M /* rows of a sequence that the workspace's arrays round up to */
 #endif
@@ -173,6 +174,8 @@ struct score_sources {
     bool masked;      /* the mask may hide something */
     int mask_key;     /* of the tile of mask, what is added to the key that a thread has by its number */
     uint32_t covered; /* of the warp: note_covered() */
+    bool ranged;      /* row intervals may hide something, */
+    int head;         /* those of a query head */
 };
 
 /* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
@@ -221,6 +224,38 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
         if (column < first[i / 2 % 2] || column >= last[i / 2 % 2])
             s[i] = MINUS_INF;
     }
+}
+
+/* What no range of its row holds becomes -inf, of the 64 keys from `first_key` on and of BLOCK_M rows from row `row` on.
+ * A lane reads the ranges of some rows: the first key, and from bit 8 on how many; the others get them from it. */
+__device__ __forceinline__ void hide_others(float (&s)[BLOCK_M / 2], const struct gpu_row_intervals &r,
+                                            const struct sequence &at, int head, int first_key, int row) {
+    const int lane = (int)tid_x_reread() % 32, key = (int)tid_x_reread() / 32 % 4 * 16 + lane / 4;
+    uint32_t held[BLOCK_M / 64] = {};
+#pragma unroll 1
+    for (int n = 0; n < r.ranges; n++) {
+        uint32_t ranges[BLOCK_M / 32];
+#pragma unroll
+        for (int i = 0; i < BLOCK_M / 32; i++) {
+            const struct row_ranges of_row =
+                ranges_of_row(r, at.batch, at.q_begin, head, min(row + lane + 32 * i, at.seqlen_q - 1));
+            const int start = max(of_row.start[n * r.start_range], first_key) - first_key;
+            const int end = min(max(of_row.end[n * r.end_range], first_key) - first_key, 64);
+            ranges[i] = start < end ? (uint32_t)(start | (end - start) << 8) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < BLOCK_M / 4; i++) {
+            const uint32_t range = __shfl_sync(0xffffffff, ranges[i / 8], i / 2 % 4 * 8 + lane % 4 * 2 + i % 2);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                held[i / 16] |= (uint32_t)(key + 8 * half - (range & 0xff) < range >> 8)
+                                << (i / 2 % 8 * 4 + 2 * half + i % 2);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i++)
+        if (!(held[i / 32] >> i % 32 & 1))
+            s[i] = MINUS_INF;
 }
 
 /* The exponent of P, to base 2, from a product of Q and K. unit: score_unit(); lse: as the row's is kept, +inf of a row
@@ -321,6 +356,8 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float
         hide_rows(s, lane, first, last);
     if (MASK_TILE && from.masked)
         hide_masked(s, from.mask, from.mask_key);
+    if (ROW_INTERVALS && from.ranged)
+        hide_others(s, a.in.in.row_intervals, find_sequence(a.in.in, batch), from.head, first_key, row);
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)
         s[i] = ex2_approx(s[i]);

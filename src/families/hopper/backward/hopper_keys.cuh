@@ -4,7 +4,8 @@
  *
  * At `keys` words [BLOCK_N] each: the first row that sees the key, the row past the last (both 0: none), its bias. At
  * `seen` a bit for each tile of BLOCK_M rows that has a step, after them (MASK_TILE) a bit for each of which the mask
- * hides a part. The query heads of a group agree on all of it. */
+ * hides a part, and (ROW_INTERVALS) for each 64 keys a bit for each of which row intervals or windows hide a part. The
+ * query heads of a group agree on all of it. */
 #ifndef FDM_HOPPER_KEYS_CUH
 #define FDM_HOPPER_KEYS_CUH
 
@@ -67,6 +68,23 @@ __device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params 
     return bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
 }
 
+/* What the tile plan says of the lane-th tile of the word-th 32, where it is one of `bits`: of each 64 keys of the block
+ * a bit. */
+static_assert(!ROW_INTERVALS || BLOCK_N == 64 || BLOCK_N == 128, "a block's bits lie in one word");
+__device__ __forceinline__ uint32_t planned_bits(const struct hopper_backward_params &a, const struct key_block &k,
+                                                 const uint32_t *plan, int word, uint32_t bits) {
+    const int lane = threadIdx.x % 32, tile = word * 32 + lane, key_tile = k.first_key / TILE_PLAN_TILE;
+    const int64_t row = (int64_t)tile_plan_head(&a.plan, k.first_head, k.batch) * a.plan.row_tiles + tile;
+    return bits >> lane & 1 && tile < a.plan.row_tiles
+               ? plan[row * a.plan.key_words + key_tile / 32] >> key_tile % 32 & ((1u << BLOCK_N / 64) - 1)
+               : 0;
+}
+/* Those of `bits` of which row intervals show something. */
+__device__ __forceinline__ uint32_t shown_by_ranges(const struct hopper_backward_params &a, const struct key_block &k,
+                                                    int word, uint32_t bits) {
+    return __ballot_sync(0xffffffff, planned_bits(a, k, a.plan.seen, word, bits));
+}
+
 /* A warp a word. */
 __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &a, const struct key_block &k,
                                            uint32_t keys, uint32_t seen) {
@@ -89,6 +107,16 @@ __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &
             const uint32_t parts = __ballot_sync(0xffffffff, kind == GPU_BLOCK_PARTIAL);
             if (lane == 0)
                 st_shared_4(seen + (SEEN_WORDS + word) * 4, parts);
+        }
+        if (ROW_INTERVALS) {
+            bits = shown_by_ranges(a, k, word, bits);
+            const uint32_t full = planned_bits(a, k, a.plan.full, word, bits);
+#pragma unroll
+            for (int n = 0; n < BLOCK_N / 64; n++) {
+                const uint32_t parts = __ballot_sync(0xffffffff, !(full >> n & 1));
+                if (lane == 0)
+                    st_shared_4(seen + ((1 + MASK_TILE + n) * SEEN_WORDS + word) * 4, parts);
+            }
         }
         if (lane == 0)
             st_shared_4(seen + word * 4, bits);
@@ -125,9 +153,12 @@ __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int 
 }
 #endif
 
-/* Whether the mask hides a part of a tile that has a step. */
+/* Whether the mask hides a part of a tile that has a step; row intervals or windows, of the n-th 64 keys. */
 __device__ __forceinline__ bool hides_part(uint32_t seen, int tile) {
     return ld_shared_4(seen + (SEEN_WORDS + tile / 32) * 4) >> tile % 32 & 1;
+}
+__device__ __forceinline__ bool ranges_hide_part(uint32_t seen, int tile, int n) {
+    return ROW_INTERVALS && hides_part(seen + (MASK_TILE + n) * SEEN_WORDS * 4, tile);
 }
 
 /* The rows of one matrix of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by so many
