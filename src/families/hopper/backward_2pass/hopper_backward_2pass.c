@@ -12,7 +12,8 @@
 PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_2PASS_PARAMETERS);
 
 static struct hopper_backward_asks asks_of(const fdm_problem *p) {
-    return (struct hopper_backward_asks){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
+    return (struct hopper_backward_asks){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
+                                         p->has_row_intervals};
 }
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
     return hopper_backward_2pass_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
