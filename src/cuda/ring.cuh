@@ -38,8 +38,12 @@ template <int stages, int each = 8> struct stage_barriers {
 
     static __device__ __forceinline__ uint32_t stage(uint32_t count) { return count % stages; }
     static __device__ __forceinline__ uint32_t parity(uint32_t count) { return count / stages & 1; }
-    static __device__ __forceinline__ uint32_t stage(ring_place<stages> place) { return place.stage(); }
-    static __device__ __forceinline__ uint32_t parity(ring_place<stages> place) { return place.parity(); }
+    template <bool counts> static __device__ __forceinline__ uint32_t stage(ring_place<stages, counts> place) {
+        return place.stage();
+    }
+    template <bool counts> static __device__ __forceinline__ uint32_t parity(ring_place<stages, counts> place) {
+        return place.parity();
+    }
 
     /* By one thread; arrivals: that end a phase. */
     __device__ __forceinline__ void init(int n, uint32_t arrivals) const { mbarrier_init(at + each * n, arrivals); }

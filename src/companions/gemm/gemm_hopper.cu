@@ -27,7 +27,7 @@ GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_GIVEN)
 constexpr int BLOCK_M = 64 * WARPGROUPS, THREADS = 128 * (WARPGROUPS + 1), B_BOX = BLOCK_N / CLUSTER;
 constexpr int A_BYTES = BLOCK_M * 128, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
 constexpr int C_COLUMNS = gemm_hopper_panel_columns(BLOCK_N), C_OFFSET = STAGES * STAGE_BYTES;
-constexpr int C_PANEL = 64 * 128, FULL = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 2 * C_PANEL), EMPTY = FULL + 8 * STAGES;
+constexpr int C_PANEL = 64 * 128, RING = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 2 * C_PANEL);
 
 #include "companions/gemm/gemm_tma.cuh"
 #include "cuda/ptx/barrier.cuh"
@@ -38,28 +38,29 @@ constexpr int C_PANEL = 64 * 128, FULL = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 
 
 constexpr bool F16 = DTYPE == GEMM_FLOAT16;
 static_assert(STAGES <= 16 && (BLOCK_N % 32 == 0) && CLUSTER <= 2, "barriers, panels");
-static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_hopper_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, PARTIAL), "shared");
+static_assert(RING + stage_ring::BYTES + 1024 <= gemm_hopper_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, PARTIAL),
+              "shared");
 
 /* ---- consumers ---- */
 
 /* The stage may be written again, by the producers of all blocks. */
-__device__ __forceinline__ void release(uint32_t base, int stage) {
-    const uint32_t lane = threadIdx.x % 32, empty = base + EMPTY + 8 * stage;
-    if (CLUSTER == 1 && lane == 0)
-        mbarrier_arrive(empty);
+__device__ __forceinline__ void release(uint32_t base, stage_place at) {
+    const uint32_t lane = threadIdx.x % 32;
+    if (CLUSTER == 1)
+        ring_at(base).release(at);
     if (CLUSTER > 1 && lane < CLUSTER)
-        mbarrier_arrive_remote(mapa_shared(empty, lane));
+        mbarrier_arrive_remote(mapa_shared(ring_at(base).empty(at), lane));
 }
 
 /* The sums of a tile: the products of one stage are added while those of the stage before end. */
 __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], uint32_t base, int warpgroup, int steps,
-                                         struct position &at) {
+                                         stage_place &at) {
     float nothing[1] = {0};
-    int before = 0;
+    stage_place before;
     for (int step = 0; step < steps; step++) {
-        const uint32_t a = base + at.stage * STAGE_BYTES + warpgroup * PANEL;
-        const uint32_t b = base + at.stage * STAGE_BYTES + A_BYTES;
-        mbarrier_wait(base + FULL + 8 * at.stage, at.parity);
+        const uint32_t a = ring_at(base).tile(at) + warpgroup * PANEL;
+        const uint32_t b = ring_at(base).tile(at) + A_BYTES;
+        ring_at(base).wait_full(at);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BLOCK_K / 16; k++)
@@ -70,8 +71,8 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], uint32_t ba
         wgmma_wait_group<1>(nothing);
         if (step > 0)
             release(base, before);
-        before = at.stage;
-        advance(at);
+        before = at;
+        at.next();
     }
     wgmma_wait_group<0>(sums);
     release(base, before);
@@ -124,7 +125,7 @@ __device__ __forceinline__ void store_partial(const struct gemm_tma_params &a, c
 }
 
 __device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_t base, int warpgroup) {
-    struct position at = {0, 0};
+    stage_place at;
     const uint32_t buffers = base + C_OFFSET + warpgroup * 2 * C_PANEL;
     uint32_t turn = 0;
     float sums[BLOCK_N / 2];

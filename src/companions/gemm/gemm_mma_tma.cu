@@ -28,7 +28,7 @@ GEMM_MMA_TMA_CONSTANTS(GPU_CONSTANT_GIVEN)
 constexpr int BLOCK_M = GEMM_MMA_BLOCK_M, CLUSTER = 1, B_BOX = gemm_mma_tma_box(BLOCK_N);
 constexpr int A_BYTES = BLOCK_M * 128, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
 constexpr int C_OFFSET = STAGES * STAGE_BYTES, C_PANEL = BLOCK_M * 128;
-constexpr int FULL = C_OFFSET + 2 * C_PANEL, EMPTY = FULL + 8 * STAGES;
+constexpr int RING = C_OFFSET + 2 * C_PANEL;
 
 #include "companions/gemm/gemm_tma.cuh"
 #include "cuda/ptx/barrier.cuh"
@@ -42,7 +42,7 @@ constexpr int PARTS = BLOCK_K / 16;                              /* of a step: 1
 constexpr int GROUPS_M = 4, GROUPS_N = BLOCK_N / (16 * WARPS_N); /* of 16 rows and columns, a warp's */
 constexpr bool AHEAD = GROUPS_N <= 4;                            /* registers hold the next 16 of k too */
 static_assert(BLOCK_N % 64 == 0 && STAGES >= 2 && CONSUMERS + 128 == THREADS, "panels, barriers, warps");
-static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_mma_tma_shared_bytes(BLOCK_N, STAGES), "shared");
+static_assert(RING + stage_ring::BYTES + 1024 <= gemm_mma_tma_shared_bytes(BLOCK_N, STAGES), "shared");
 
 /* ---- fragments ---- */
 
@@ -84,10 +84,9 @@ __device__ __forceinline__ void multiply_columns(struct sums &c, const uint32_t 
 /* ---- the kernel ---- */
 
 /* The warp has read the stage. */
-__device__ __forceinline__ void release(uint32_t base, int stage) {
+__device__ __forceinline__ void release(uint32_t base, stage_place at) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(base + EMPTY + 8 * stage);
+    ring_at(base).release(at);
 }
 
 /* A warp's 16 of k of A, and of B^T as many groups as are held at one time. */
@@ -107,23 +106,24 @@ __device__ __forceinline__ void load_fragments(struct fragments<groups> &f, uint
 
 /* The sums of a tile, 16 of k at a time: those that follow, of the next stage too, are loaded under this product. */
 __device__ __forceinline__ void multiply_ahead(struct sums &c, uint32_t base, uint32_t left, uint32_t right, int steps,
-                                               struct position &at) {
+                                               stage_place &at) {
     struct fragments<GROUPS_N> f[2];
-    mbarrier_wait(base + FULL + 8 * at.stage, at.parity);
-    load_fragments(f[0], left + at.stage * STAGE_BYTES, right + at.stage * STAGE_BYTES, 0);
+    ring_at(base).wait_full(at);
+    load_fragments(f[0], left + at.stage() * STAGE_BYTES, right + at.stage() * STAGE_BYTES, 0);
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
-        const int stage = at.stage;
-        advance(at);
+        const stage_place before = at;
+        at.next();
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             if (part + 1 < PARTS)
-                load_fragments(f[1 - part % 2], left + stage * STAGE_BYTES, right + stage * STAGE_BYTES, part + 1);
+                load_fragments(f[1 - part % 2], left + before.stage() * STAGE_BYTES,
+                               right + before.stage() * STAGE_BYTES, part + 1);
             if (part + 2 == PARTS)
-                release(base, stage);
+                release(base, before);
             if (part + 1 == PARTS && step + 1 < steps) {
-                mbarrier_wait(base + FULL + 8 * at.stage, at.parity);
-                load_fragments(f[0], left + at.stage * STAGE_BYTES, right + at.stage * STAGE_BYTES, 0);
+                ring_at(base).wait_full(at);
+                load_fragments(f[0], left + at.stage() * STAGE_BYTES, right + at.stage() * STAGE_BYTES, 0);
             }
 #pragma unroll
             for (int j = 0; j < GROUPS_N; j++)
@@ -133,12 +133,12 @@ __device__ __forceinline__ void multiply_ahead(struct sums &c, uint32_t base, ui
 }
 /* The same with fewer registers: 16 columns at a time, of one stage alone. */
 __device__ __forceinline__ void multiply_by_columns(struct sums &c, uint32_t base, uint32_t left, uint32_t right,
-                                                    int steps, struct position &at) {
+                                                    int steps, stage_place &at) {
     struct fragments<2> f;
 #pragma unroll 1
-    for (int step = 0; step < steps; step++, advance(at)) {
-        const uint32_t stage = at.stage * STAGE_BYTES;
-        mbarrier_wait(base + FULL + 8 * at.stage, at.parity);
+    for (int step = 0; step < steps; step++, at.next()) {
+        const uint32_t stage = at.stage() * STAGE_BYTES;
+        ring_at(base).wait_full(at);
         load_rows(f, left + stage, 0);
         load_group<B_N_MAJOR, WARPS_N>(f.columns[0], right + stage, 0, 0);
 #pragma unroll
@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply_by_columns(struct sums &c, uint32_t bas
             if (next < PARTS * GROUPS_N)
                 load_group<B_N_MAJOR, WARPS_N>(f.columns[next % 2], right + stage, next % GROUPS_N, next / GROUPS_N);
             if (next + 1 == PARTS * GROUPS_N)
-                release(base, at.stage);
+                release(base, at);
             multiply_columns(c, f.rows, f.columns[turn % 2], turn % GROUPS_N);
             if (next % GROUPS_N == 0 && part + 1 < PARTS)
                 load_rows(f, left + stage, part + 1);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_
     const int warp_m = threadIdx.x / 32 % WARPS_M, warp_n = threadIdx.x / 32 / WARPS_M;
     const uint32_t left = base + lane_offset<A_M_MAJOR, false>(warp_m);
     const uint32_t right = base + A_BYTES + lane_offset<B_N_MAJOR, true>(warp_n);
-    struct position at = {0, 0};
+    stage_place at;
     uint32_t turn = 0;
     for (int number = blockIdx.x; number < a.items; number += gridDim.x) {
         struct sums c = {};

@@ -2,7 +2,7 @@
  * stages they come by and its producer.
  *
  * A kernel defines before including this, beside its constants: BLOCK_M and BLOCK_N, the tile; STAGE_BYTES and A_BYTES
- * of a stage, which holds A and then B; FULL and EMPTY, where its barriers lie in shared memory; CLUSTER, blocks whose
+ * of a stage, which holds A and then B; RING, where its barriers lie in shared memory; CLUSTER, blocks whose
  * tiles lie below each other and share B; B_BOX, rows of a copy of k-major B. */
 #ifndef FDM_GEMM_TMA_CUH
 #define FDM_GEMM_TMA_CUH
@@ -10,8 +10,8 @@
 #include "companions/gemm/gemm.h"
 #include "companions/gemm/gemm_elements.cuh"
 #include "cuda/ptx/cluster.cuh"
-#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/ring.cuh"
 
 constexpr int BLOCK_K = GEMM_TMA_BLOCK_K, PANEL = 64 * 128; /* 64 rows of 128 bytes */
 
@@ -51,32 +51,22 @@ __device__ __forceinline__ uint32_t finished_pair(const struct gemm_params &a, f
 
 /* ---- the ring ---- */
 
-/* A stage, and the parity of the phase in which it is full. */
-struct position {
-    int stage;
-    uint32_t parity;
-};
-__device__ __forceinline__ void advance(struct position &p) {
-    if (++p.stage == STAGES) {
-        p.stage = 0;
-        p.parity ^= 1;
-    }
-}
+typedef ring<STAGES, STAGE_BYTES> stage_ring;
+typedef ring_place<STAGES, false> stage_place;
+__device__ __forceinline__ stage_ring ring_at(uint32_t base) { return {base + RING, base}; }
 
-/* One thread's: the barriers of stages, 8 bytes each. Full: an arrival of the producer; empty: so many as are given. */
+/* By one thread. A stage is full after an arrival of the producer, and empty after `arrivals` of consumers. */
 __device__ __forceinline__ void init_ring(uint32_t base, uint32_t arrivals) {
-    for (int stage = 0; stage < STAGES; stage++) {
-        mbarrier_init(base + FULL + 8 * stage, 1);
-        mbarrier_init(base + EMPTY + 8 * stage, arrivals);
-    }
+    for (int stage = 0; stage < STAGES; stage++)
+        ring_at(base).init(stage, 1, arrivals);
     fence_mbarrier_init();
 }
 
 /* ---- the producer: one thread ---- */
 
 __device__ __forceinline__ void load_stage(const struct gemm_tma_params &a, const struct item &item, uint32_t base,
-                                           int stage, int k) {
-    const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
+                                           stage_place at, int k) {
+    const uint32_t to = ring_at(base).tile(at), full = ring_at(base).full(at);
     const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
     constexpr int B_PANELS = (BLOCK_N + 63) / 64; /* n-major; of the last, all of which arrives, half may be used */
     constexpr int B_BYTES = (B_N_MAJOR ? B_PANELS * 64 : BLOCK_N) * BLOCK_K * 2;
@@ -104,12 +94,12 @@ __device__ __forceinline__ void load_stage(const struct gemm_tma_params &a, cons
 }
 
 __device__ __forceinline__ void produce(const struct gemm_tma_params &a, uint32_t base) {
-    struct position at = {0, 0};
+    stage_place at;
     for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
         const struct item item = item_of(a, number);
-        for (int step = item.first_step; step < item.last_step; step++, advance(at)) {
-            mbarrier_wait(base + EMPTY + 8 * at.stage, at.parity ^ 1);
-            load_stage(a, item, base, at.stage, step * BLOCK_K);
+        for (int step = item.first_step; step < item.last_step; step++, at.next()) {
+            ring_at(base).wait_empty(at);
+            load_stage(a, item, base, at, step * BLOCK_K);
         }
     }
 }
