@@ -139,6 +139,13 @@ __device__ __forceinline__ row_panels dout_of(uint32_t base, int step) {
 }
 __device__ __forceinline__ row_panels ds_of(uint32_t base, int step) { return {ds_ring(base).tile(step)}; }
 /* What lse of a step's rows has rounded away. */
+/* Of the rows of a step: lse comes with Q, delta, which follows it, with dO. */
+__device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
+    return base + ROWS_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 8;
+}
+__device__ __forceinline__ uint32_t delta_of(uint32_t base, int step) {
+    return base + ROWS_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * BLOCK_M * 8 + BLOCK_M * 4;
+}
 __device__ __forceinline__ uint32_t low_of(uint32_t base, int step) {
     return base + LOW_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 4;
 }
@@ -222,20 +229,13 @@ template <bool SOME_EMPTY> struct owner {
         }
     }
 
-    __device__ __forceinline__ uint32_t lse_of(int step) const {
-        return base + ROWS_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 8;
-    }
-    __device__ __forceinline__ uint32_t delta_of(int step) const {
-        return base + ROWS_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * BLOCK_M * 8 + BLOCK_M * 4;
-    }
-
     __device__ __forceinline__ void make_p(int step) {
         const int first = (int)tid_x_reread() / 128 * 64;
         const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, tile), scored = BIAS_TILE || masked;
         if (scored)
             score_ring(base).wait_full(scores);
         scores_to_p(s, early, a, k.batch, k.first_key + first, tile * BLOCK_M,
-                    {lse_of(step), low_of(base, step), base + KEYS_OFFSET + first * 4,
+                    {lse_of(base, step), low_of(base, step), base + KEYS_OFFSET + first * 4,
                      base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET, masked, 0,
                      base + COVERED + (int)tid_x_reread() / 32 * 8,
                      ranges_hide_part(base + SEEN_OFFSET, tile, warpgroup), k.first_head});
@@ -273,7 +273,7 @@ template <bool SOME_EMPTY> struct owner {
      * sequence's last are another's. Their P and dS are 0, but 0 times NaN is not, and beside a bias P of a NaN is NaN.
      * So where a tile has such rows P becomes 0 in them, and then the rows of Q and dO. All warps look. */
     __device__ __forceinline__ bool has_empty(int step) const {
-        const uint32_t lse = lse_of(step) + tid_x_reread() % 32 * 4;
+        const uint32_t lse = lse_of(base, step) + tid_x_reread() % 32 * 4;
         bool any = false;
 #pragma unroll
         for (int n = 0; n < BLOCK_M * 4; n += 128)
@@ -286,7 +286,7 @@ template <bool SOME_EMPTY> struct owner {
         return SOME_EMPTY && (KEEPS_EMPTY ? empty : has_empty(step));
     }
     __device__ __forceinline__ void drop_empty(int step) {
-        const uint32_t lse = lse_of(step) + tid_x_reread() % 4 * 8;
+        const uint32_t lse = lse_of(base, step) + tid_x_reread() % 4 * 8;
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 8; n++) {
             uint32_t rows[2];
@@ -299,10 +299,8 @@ template <bool SOME_EMPTY> struct owner {
     __device__ __forceinline__ void clear_empty(int step) const {
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS); /* all have made P of it */
         const int thread = (int)tid_x_reread();
-        clear_empty_rows<PANELS, 128 * WARPGROUPS>(base + Q_OFFSET + stage_barriers<STAGES>::stage(step) * Q_BYTES,
-                                                   thread, lse_of(step));
-        clear_empty_rows<PANELS_V, 128 * WARPGROUPS>(
-            base + DOUT_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * DOUT_BYTES, thread, lse_of(step));
+        clear_empty_rows<PANELS, 128 * WARPGROUPS>(q_of(base, step).at, thread, lse_of(base, step));
+        clear_empty_rows<PANELS_V, 128 * WARPGROUPS>(dout_of(base, step).at, thread, lse_of(base, step));
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
     }
     /* Whether the list says of some of the warpgroup's keys that nobody sees them. */
@@ -348,14 +346,14 @@ template <bool SOME_EMPTY> struct owner {
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
     __device__ __forceinline__ void leave_ds(int step) {
         const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
-        const uint32_t delta = own_rows(delta_of(step), thread);
+        const uint32_t delta = own_rows(delta_of(base, step), thread);
         const row_panels own = ds_of(base, step).panel(thread / 128);
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         if (!EXACT)
             ds_ring(base).wait_empty(step);
-        const uint32_t lse_of_step = lse_of(step) + thread % 4 * 8;
+        const uint32_t lse_of_step = lse_of(base, step) + thread % 4 * 8;
         if (DBIAS_TURNS && !MASK_TILE)
             turn_full(base).wait(step);
 #pragma unroll
@@ -463,7 +461,7 @@ template <bool SOME_EMPTY> struct owner {
         multiply_kq(step);
         wgmma_commit_group();
         find_empty(step);
-        load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
+        load_rows(early, lse_of(base, step)); /* while products are under way that end before it is wanted */
         wgmma_wait_group<0>(s);
         make_p(step);
         if (!VARLEN)
@@ -484,7 +482,7 @@ template <bool SOME_EMPTY> struct owner {
         wgmma_commit_group();
         multiply_pdo(step);
         wgmma_commit_group();
-        load_rows(early, delta_of(step));
+        load_rows(early, delta_of(base, step));
         wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
         wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
         leave_ds(step);
@@ -500,7 +498,7 @@ template <bool SOME_EMPTY> struct owner {
         wgmma_commit_group();
         if (more) {
             find_empty(step + 1);
-            load_rows(early, lse_of(step + 1));
+            load_rows(early, lse_of(base, step + 1));
         }
         wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
         wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);

@@ -51,25 +51,23 @@ struct server {
     }
     /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
     __device__ __forceinline__ void load_step(int step) {
-        const uint32_t stage = stage_barriers<STAGES>::stage(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
-        const uint32_t dout_stage = stage_barriers<DOUT_STAGES>::stage(step - DOUT_LAG);
-        const uint32_t dout_rows = base + ROWS_OFFSET + dout_stage * BLOCK_M * 8;
-        const uint32_t q_there = q_full(base).at + 8 * stage, dout_there = dout_full(base).at + 8 * dout_stage;
+        const int dout_step = step - DOUT_LAG;
+        const uint32_t q_there = q_full(base).barrier(step), dout_there = dout_full(base).barrier(dout_step);
         const struct step_rows of_dout = DOUT_LAG ? dout_loaded : loaded;
         const int64_t place = loaded.place(a, k.batch), dout_place = of_dout.place(a, k.batch);
         if (DOUT_LAG == 0 || step < k.steps) {
             mbarrier_arrive_expect_tx(q_there, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
-            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_there,
-                                         k.q_begin + loaded.tile * BLOCK_M, loaded.head, VARLEN ? 0 : k.batch);
-            cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_there);
+            load_panels<PANELS, BLOCK_M>(q_of(base, step).at, &a.q_map, q_there, k.q_begin + loaded.tile * BLOCK_M,
+                                         loaded.head, VARLEN ? 0 : k.batch);
+            cp_async_bulk(lse_of(base, step), a.in.lse_rows + place, BLOCK_M * 4, q_there);
             if (BIAS)
-                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_there);
+                cp_async_bulk(low_of(base, step), a.in.low_rows + place, BLOCK_M * 4, q_there);
         }
         if (step >= DOUT_LAG) {
             mbarrier_arrive_expect_tx(dout_there, DOUT_BYTES + BLOCK_M * 4);
-            load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + dout_stage * DOUT_BYTES, &a.dout_map, dout_there,
+            load_panels<PANELS_V, BLOCK_M>(dout_of(base, dout_step).at, &a.dout_map, dout_there,
                                            k.q_begin + of_dout.tile * BLOCK_M, of_dout.head, VARLEN ? 0 : k.batch);
-            cp_async_bulk(dout_rows + BLOCK_M * 4, a.in.delta_rows + dout_place, BLOCK_M * 4, dout_there);
+            cp_async_bulk(delta_of(base, dout_step), a.in.delta_rows + dout_place, BLOCK_M * 4, dout_there);
             if (DOUT_LAG)
                 dout_loaded.advance(k);
         }
