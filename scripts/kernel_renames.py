@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-RENAMED = ((r"\bhopper([._])wide", r"hopper\1backward_2pass"), (r"\bmma([._])wide", r"mma\1forward_d1024"))
+RENAMED = ((r"\bhopper([._])wide", r"hopper\1backward_2pass"), (r"\bmma([._])wide", r"mma\1forward_d1024"),
+           (r"\bhopper_visits\b", "hopper_dq_order"))
 
 
 def current(name: str) -> str:

@@ -19,8 +19,8 @@ BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define THREADS (32 * WARPS)
 
 #include "gpu/dsink.cuh"
-#include "gpu/rest.cuh"
 #include "gpu/tile.cuh"
+#include "gpu/unused_rows.cuh"
 
 #define CHUNKS       (HEAD_DIM_V / CHUNK_ELEMENTS)
 #define GROUP        (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */

@@ -12,8 +12,8 @@
 #include "gpu/combine_splits.h"
 #include "gpu/numbers.h"
 
-#include "gpu/rest.cuh"
 #include "gpu/scores.cuh"
+#include "gpu/unused_rows.cuh"
 
 #define THREADS (32 * COMBINE_SPLITS_WARPS)
 #define AT_ONCE 16 /* splits whose parts a warp reads together */

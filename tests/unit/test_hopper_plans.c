@@ -220,7 +220,7 @@ static void backward_keeps_an_order(void **state) {
         }
         assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
         assert_int_equal(constant_of(&plan, "hopper_backward", "ORDERED"), p.deterministic);
-        assert_int_equal(constant_of(&plan, "hopper_visits", "INTERVALS"), cases[i].visits ? p.has_intervals : -1);
+        assert_int_equal(constant_of(&plan, "hopper_dq_order", "INTERVALS"), cases[i].visits ? p.has_intervals : -1);
         p.deterministic = 0; /* words for turns: a thousandth of what is there without them */
         assert_int_equal(fdm_plan_attention(&device, &p, &options, &unordered), FDM_OK);
         assert_true(plan.workspace_bytes - unordered.workspace_bytes <= unordered.workspace_bytes / 1000);

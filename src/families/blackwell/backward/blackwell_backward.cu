@@ -38,7 +38,7 @@ BLACKWELL_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS BLACKWELL_BACKWARD_THREADS
 #include "families/blackwell/pipeline/blackwell_ring.cuh"
-#include "families/blackwell/pipeline/blackwell_work.cuh"
+#include "families/blackwell/pipeline/blackwell_scheduler.cuh"
 #include "gpu/numbers.h"
 #include "gpu/tile.cuh"
 #include "gpu/visible.cuh"

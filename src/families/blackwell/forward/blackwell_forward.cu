@@ -40,9 +40,9 @@ BLACKWELL_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #include "families/blackwell/forward/blackwell_softmax.cuh"
 #include "families/blackwell/pipeline/blackwell_ring.cuh"
-#include "families/blackwell/pipeline/blackwell_work.cuh"
+#include "families/blackwell/pipeline/blackwell_scheduler.cuh"
 #include "gpu/redo.cuh"
-#include "gpu/rest.cuh"
+#include "gpu/unused_rows.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)
 /* Registers for two query tiles a block do not hold all of a row's scores beside what makes P of them: the first 32 are
@@ -477,7 +477,7 @@ __device__ __forceinline__ void multiply(const struct blackwell_forward_params &
     __syncwarp();
 }
 
-#include "families/blackwell/forward/blackwell_rows.cuh"
+#include "families/blackwell/forward/blackwell_epilogue.cuh"
 
 /* ---- rows of no sequence: a warp of each block ---- */
 

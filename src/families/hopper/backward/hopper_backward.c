@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "families/hopper/backward/hopper_gradients.h"
-#include "families/hopper/backward/hopper_visits.h"
+#include "families/hopper/backward/hopper_backward_common.h"
+#include "families/hopper/backward/hopper_dq_order.h"
 #include "families/hopper/hopper_family.h"
 #include "gpu/key_sort.h"
 #include "gpu/tile_plan_launch.h"
@@ -53,19 +53,19 @@ enum { WIDE_TILE = 0, NARROW_TILE = 3 }; /* of 192 and 128 keys, to head dims of
 PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_PARAMETERS);
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
-                                              p->has_row_intervals};
+    const struct hopper_score_inputs inputs = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
+                                               p->has_row_intervals};
     return hopper_backward_shared_bytes(t->shape.warpgroups, t->shape.stages, t->shape.dout_stages, t->shape.ds_stages,
                                         hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
-                                        asks);
+                                        inputs);
 }
 
 /* dS is made of P in float32: where the gradient of a bias or the slope of a cap is found from it; and where few rows
  * are summed, of which the rounding of P would show. */
 enum { FEW_ROWS = 64 };
-static int must_be_exact(const fdm_problem *p) { return gpu_dbias_constant(p) != GPU_DBIAS_NONE || p->softcap > 0; }
-static int is_exact(const struct tile *t, const fdm_problem *p) {
-    return t->shape.ds_stages > 1 && (must_be_exact(p) || p->seqlen_q <= FEW_ROWS);
+static int must_take_f32_p(const fdm_problem *p) { return gpu_dbias_constant(p) != GPU_DBIAS_NONE || p->softcap > 0; }
+static int takes_f32_p(const struct tile *t, const fdm_problem *p) {
+    return t->shape.ds_stages > 1 && (must_take_f32_p(p) || p->seqlen_q <= FEW_ROWS);
 }
 
 /* Blocks add to dQ in a fixed order. */
@@ -74,7 +74,7 @@ static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head
 
 static int suits(const struct tile *t, const fdm_problem *p) {
     return (t->takes.kind == SPACIOUS) == (p->has_intervals || p->has_row_intervals || p->has_mask || p->has_bias) &&
-           (t->shape.ds_stages > 1 || !must_be_exact(p)) &&
+           (t->shape.ds_stages > 1 || !must_take_f32_p(p)) &&
            hopper_backward_padded(p->head_dim) <= t->takes.head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->takes.head_dim_max;
 }
@@ -131,7 +131,7 @@ static int launches_runs(const fdm_problem *p) { return gathers(p) && !is_ordere
 static const struct tile *launched_tile(const fdm_plan *plan, const fdm_problem *p, int runs) {
     const int narrow = hopper_backward_padded(p->head_dim) <= RUNS_HEAD_DIM_MAX &&
                        hopper_backward_padded(p->head_dim_v) <= RUNS_HEAD_DIM_MAX;
-    const int alone = !p->has_mask && !p->has_bias && !must_be_exact(p) && p->seqlen_q > FEW_ROWS; /* registers */
+    const int alone = !p->has_mask && !p->has_bias && !must_take_f32_p(p) && p->seqlen_q > FEW_ROWS; /* registers */
     return &tiles[runs && narrow && alone ? RUNS_TILE : parameters_of(plan).TILE];
 }
 static int32_t block_n_of(const fdm_plan *plan, const fdm_problem *p, int runs) {
@@ -145,27 +145,28 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 /* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
  * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below, and loses as much
  * where keys are sorted (measured). */
-static int adds_apart(const struct tile *t, const fdm_problem *p, int runs) {
+static int has_dq_adder(const struct tile *t, const fdm_problem *p, int runs) {
     const int alone = !gpu_masks_blocks(p) && !p->has_bias && (!gathers(p) || runs);
-    const int fits = !(is_exact(t, p) && gpu_lists_keys(p) && gpu_hides_pairs(p)); /* what warps keep for themselves */
+    const int fits =
+        !(takes_f32_p(t, p) && gpu_lists_keys(p) && gpu_hides_pairs(p)); /* what warps keep for themselves */
     return p->needs_dq && fits && (orders_dq(p) || (is_wide(p) && alone)) && t->shape.warpgroups == 2 &&
            !gpu_dbias_in_turns(p);
 }
 static int32_t block_threads(const struct tile *t, const fdm_problem *p, int runs) {
-    return 128 * (t->shape.warpgroups + 1 + adds_apart(t, p, runs));
+    return 128 * (t->shape.warpgroups + 1 + has_dq_adder(t, p, runs));
 }
 
 /* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
-static int finds_visits(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_masks_blocks(p)); }
+static int finds_dq_order(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_masks_blocks(p)); }
 enum { BLOCK_N_LISTED = 128 };
 static int64_t key_blocks_of(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_k, BLOCK_N_LISTED); }
 static int64_t row_tiles(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_q, BLOCK_M); }
-static int64_t visit_words(const fdm_problem *p) {
+static int64_t dq_order_words(const fdm_problem *p) {
     const int64_t keys = gathers(p) ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) : p->seqlen_k;
-    return gpu_ceil_div(keys, BLOCK_N_LISTED * HOPPER_VISITS_BLOCKS);
+    return gpu_ceil_div(keys, BLOCK_N_LISTED * HOPPER_DQ_ORDER_BLOCKS);
 }
-static int64_t visits_bytes(const fdm_problem *p) {
-    return finds_visits(p) ? p->batch * p->heads_kv * row_tiles(p) * visit_words(p) * 8 : 0;
+static int64_t dq_order_bytes(const fdm_problem *p) {
+    return finds_dq_order(p) ? p->batch * p->heads_kv * row_tiles(p) * dq_order_words(p) * 8 : 0;
 }
 
 static int empty_rows(const fdm_problem *p) {
@@ -174,7 +175,7 @@ static int empty_rows(const fdm_problem *p) {
 /* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
  * ordered by an acquire, for which who makes dQ has no time. */
 static int stores_first(const struct tile *t, const fdm_problem *p) {
-    return orders_dq(p) && adds_apart(t, p, 0) && !empty_rows(p);
+    return orders_dq(p) && has_dq_adder(t, p, 0) && !empty_rows(p);
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -196,7 +197,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
 
 /* The visits and the tile plan of row intervals lie behind the rest. */
 static int64_t plan_offset(const fdm_problem *p, const struct gpu_backward_needs *needs) {
-    return gpu_round_up(gpu_backward_workspace_bytes(p, needs) + visits_bytes(p), 256);
+    return gpu_round_up(gpu_backward_workspace_bytes(p, needs) + dq_order_bytes(p), 256);
 }
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
     const struct gpu_backward_needs needs = needs_of(plan, p);
@@ -253,7 +254,7 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
  * each comes to a tile of rows after the one before it: a step and a third after it where who makes dQ takes the turns
  * too. There walks differ under a causal mask or window, and more begin anew. Turns are equally large. */
 static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts, const struct tile *t) {
-    const int32_t together = gpu_bounded(p) && !adds_apart(t, p, 0) ? 4 : 8;
+    const int32_t together = gpu_bounded(p) && !has_dq_adder(t, p, 0) ? 4 : 8;
     const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;
     const int64_t turns = least < heads ? heads / least : 1;
     return (int32_t)((heads + turns - 1) / turns);
@@ -280,17 +281,17 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->shape.stages, t->shape.dout_stages < t->shape.stages ? "_DO2" : "", t->shape.ds_stages,
              t->shape.ds_registers ? "_RS" : "", t->takes.kind == SPACIOUS ? "_Spacious" : "");
-    const int apart = adds_apart(t, p, 0), wide = is_wide(p);
+    const int apart = has_dq_adder(t, p, 0), wide = is_wide(p);
     char adder[64] = "";
     if (apart)
         snprintf(adder, sizeof adder, ", one that adds it%s (%d)", orders_dq(p) ? " in order" : "",
-                 HOPPER_BACKWARD_ADDER_REGISTERS(wide));
+                 HOPPER_BACKWARD_DQ_ADDER_REGISTERS(wide));
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d)%s, %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->shape.warpgroups,
              HOPPER_BACKWARD_KEY_REGISTERS(t->shape.warpgroups, apart, wide),
-             HOPPER_BACKWARD_SERVICE_REGISTERS(t->shape.warpgroups, apart, wide), adder, BLOCK_M, t->shape.stages,
+             HOPPER_BACKWARD_DQ_REGISTERS(t->shape.warpgroups, apart, wide), adder, BLOCK_M, t->shape.stages,
              t->shape.dout_stages, t->shape.ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
              launches_runs(p) ? "; scattered keys in the order of the last row that sees them, others by another launch"
              : gathers(p)     ? "; keys in the order of the last row that sees them"
@@ -322,23 +323,23 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, s
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
                       .STAGES = t->shape.stages, .DOUT_STAGES = t->shape.dout_stages, .DS_STAGES = t->shape.ds_stages,
                       .DS_REGISTERS = t->shape.ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
-                      .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .EXACT = is_exact(t, p),
+                      .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .DS_FROM_F32_P = takes_f32_p(t, p),
                       .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
                       .PARTS = gpu_backward_leaves_sums(p, parameters_of(plan).PARTS), .NEEDS_DQ = p->needs_dq,
-                      .APART = adds_apart(t, p, runs), .ORDERED = is_ordered(p));
+                      .DQ_ADDER = has_dq_adder(t, p, runs), .ORDERED = is_ordered(p));
     request->file = "families/hopper/backward/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = block_threads(t, p, runs);
 }
 
-static void visits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+static void dq_order_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_SOFTCAP | GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
-    GPU_ADD_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .KEYS = keys_of(p, 0));
-    request->file = "families/hopper/backward/hopper_visits.cu";
-    request->entry = "hopper_visits";
+    GPU_ADD_CONSTANTS(request, HOPPER_DQ_ORDER_CONSTANTS, .KEYS = keys_of(p, 0));
+    request->file = "families/hopper/backward/hopper_dq_order.cu";
+    request->entry = "hopper_dq_order";
     request->shared_bytes = 0;
-    request->threads = 32 * HOPPER_VISITS_BLOCKS;
+    request->threads = 32 * HOPPER_DQ_ORDER_BLOCKS;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
@@ -350,9 +351,9 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
-static void add_visits(struct gpu_launches *l, const struct hopper_backward_params *params) {
+static void add_dq_order(struct gpu_launches *l, const struct hopper_backward_params *params) {
     const fdm_problem *p = l->problem;
-    visits_request(p, gpu_add_kernel(l));
+    dq_order_request(p, gpu_add_kernel(l));
     gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(p->batch * p->heads_kv * gpu_ceil_div(row_tiles(p), 32))},
                                           .params = params,
                                           .params_bytes = sizeof *params});
@@ -371,8 +372,8 @@ static fdm_status add_main(const fdm_plan *plan, struct gpu_launches *l, int run
     fdm_status status = FDM_OK;
     if (l->attention && (!runs || block_n != plan->block_n)) /* else they are those of the first launch */
         status = hopper_backward_maps(plan, l->attention, block_n, params);
-    if (finds_visits(p))
-        add_visits(l, params);
+    if (finds_dq_order(p))
+        add_dq_order(l, params);
     main_request(plan, p, runs, gpu_add_kernel(l));
     gpu_add_launch(l, (struct gpu_launch){
                           .grid = {gpu_grid(blocks)}, .early = 1, .params = params, .params_bytes = sizeof *params});
@@ -383,9 +384,9 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
     const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params = {
-        .visits = (uint64_t *)(void *)(l->workspace + gpu_backward_workspace_bytes(p, &needs)),
+        .dq_order = (uint64_t *)(void *)(l->workspace + gpu_backward_workspace_bytes(p, &needs)),
         .row_tiles = (int32_t)row_tiles(p),
-        .visit_words = (int32_t)visit_words(p)};
+        .dq_order_words = (int32_t)dq_order_words(p)};
     gpu_backward_fill(l, &needs, &params.in);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
     if (p->has_row_intervals)

@@ -2,27 +2,28 @@
  * 128.
  *
  * Idea: FlashAttention-2's backward (Dao, 2023): a block owns BLOCK_N = 64 WARPGROUPS keys of a KV head, keeps their dK
- * and dV in registers, and walks the query rows of its group's heads, BLOCK_M a step. Each of the first warpgroups
- * owns 64 keys: it makes S^T = K Q^T, from that P^T, the operand of dV += P^T dO, then dP^T = V dO^T in place of S^T,
- * and dS^T, which it leaves in shared memory, and takes from there or from registers for dK += dS^T Q. The last
- * warpgroup serves: it brings Q, dO, lse and delta by TMA, multiplies dS by K, and adds the sums to dQ in global memory
- * by bulk reductions. APART: it leaves the sums in shared memory, and one warpgroup more adds them (hopper_adder.cuh).
+ * and dV in registers, and walks the query rows of its group's heads, BLOCK_M a step. Each consumer warpgroup owns 64
+ * keys: it makes S^T = K Q^T, from that P^T, the operand of dV += P^T dO, then dP^T = V dO^T in place of S^T, and dS^T,
+ * which it leaves in shared memory, and takes from there or from registers for dK += dS^T Q. The dQ warpgroup
+ * (hopper_dq_warpgroup.cuh) produces: it loads Q, dO, lse and delta by TMA, multiplies dS by K, and adds the sums to dQ
+ * in global memory by bulk reductions. With DQ_ADDER it leaves the sums in shared memory, and one more warpgroup adds
+ * them (hopper_dq_adder.cuh).
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   K [panels][BLOCK_N], V [panels][BLOCK_N] (at the end dV, then dK), Q [STAGES][panels][BLOCK_M],
  *   dO [DOUT_STAGES][panels][BLOCK_M], dS [DS_STAGES][WARPGROUPS][BLOCK_M]: 64 keys a panel,
  *   sums of dQ [4 warps][HEAD_DIM / 8 tiles] in the order of the accumulators, lse and delta [STAGES][2][BLOCK_M],
- *   what lse has rounded away [STAGES][BLOCK_M], lists of keys and tiles (hopper_keys.cuh), barriers. SCORED: before
- * the rows a tile of bias, laid out like dS, and one of mask, [BLOCK_M] rows of BLOCK_N bytes.
+ *   what lse has rounded away [STAGES][BLOCK_M], lists of keys and tiles (hopper_key_list.cuh), barriers. With SCORED
+ *   a tile of bias, laid out like dS, and one of mask, [BLOCK_M] rows of BLOCK_N bytes, lie before lse.
  *
  * Barriers: K full and V full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an
- * arrival of each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup
- * that leaves dS of a step has completed its products of the step before. APART: of dQ's sums full (of each serving
- * warp) and empty (of the adding one). SCORED: the tile of bias and mask full, and empty (of each key warp). The named
- * barrier 1 + w is warpgroup w's own.
+ * arrival of each consumer warp) and empty (of each dQ warp). Stages of Q and dO have no empty barrier: a warpgroup
+ * that leaves dS of a step has completed its products of the step before. With DQ_ADDER dQ's sums have a full one (of
+ * each dQ warp) and an empty one (of the adder's). With SCORED the tile of bias and mask has a full one and an empty
+ * one (of each consumer warp). The named barrier 1 + w belongs to warpgroup w.
  *
- * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208, 192
- * or 144. */
+ * Registers of a consumer thread: dK takes HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P
+ * BLOCK_M / 4, of 208, 192 or 144. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
@@ -34,45 +35,45 @@
 #include "families/hopper/backward/hopper_backward.h"
 #include "families/hopper/pipeline/hopper_panels.cuh"
 #include "gpu/quad.cuh"
-#include "gpu/turns.cuh"
+#include "gpu/semaphores.cuh"
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define BLOCK_M 64
 #define BLOCK_N (64 * WARPGROUPS)
-#define THREADS (128 * (WARPGROUPS + 1 + APART))
-/* Groups of eight rows of which lse and delta are read under products: as there are registers for them, measured. */
-#define EARLY_GROUPS                                                              \
-    (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 \
-     : WARPGROUPS == 3                                                        ? 4 \
-     : WINDOW                                                                 ? 2 \
-                                                                              : 0)
-#include "families/hopper/backward/hopper_exact.cuh"
-#include "families/hopper/backward/hopper_keys.cuh"
+#define THREADS (128 * (WARPGROUPS + 1 + DQ_ADDER))
+/* Groups of eight rows whose lse and delta are prefetched under products: the most that did not spill. */
+#define EARLY_GROUPS                                                                      \
+    (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN || SOFTCAP || DS_FROM_F32_P ? 0 \
+     : WARPGROUPS == 3                                                                ? 4 \
+     : WINDOW                                                                         ? 2 \
+                                                                                      : 0)
+#include "families/hopper/backward/hopper_key_list.cuh"
+#include "families/hopper/backward/hopper_p_residual.cuh"
 #include "families/hopper/backward/hopper_scrub.cuh"
 
 #define F16      (DTYPE == GPU_FLOAT16)
-#define DOUT_LAG (STAGES - DOUT_STAGES) /* steps that dO is loaded after Q */
+#define DOUT_LAG (STAGES - DOUT_STAGES) /* steps by which the load of dO follows that of Q */
 #define SCORED   (MASK_TILE || BIAS_TILE)
-/* The gradient of a bias is written from dS in shared memory; or added by those that make dS. */
+/* The dQ warpgroup writes the gradient of a bias from dS in shared memory; or the consumers that make dS add it. */
 #define DBIAS_TILE (DBIAS == GPU_DBIAS_DIRECT)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
 /* In a fixed order: rows of dQ, by the keys of blocks, unless another warpgroup than the serving one adds them; the
  * gradient of a bias that heads or batches share, by these. */
-#define SERVER_TURNS (ORDERED && NEEDS_DQ && !APART)
-#define DBIAS_TURNS  (ORDERED && DBIAS == GPU_DBIAS_SUMS)
-/* A warpgroup leaves out steps at which none of its keys is seen: where no step needs all warpgroups. */
+#define DQ_TURNS    (ORDERED && NEEDS_DQ && !DQ_ADDER)
+#define DBIAS_TURNS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
+/* A warpgroup skips steps whose rows see none of its keys. It may, where no step needs all warpgroups. */
 #define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
 /* ---- shared memory ---- */
 
-/* P of rows that see no key is not 0 by itself where they hold NaN; registers are short beside EXACT. */
-constexpr bool DROPS_EMPTY = EMPTY_ROWS && (BIAS || VARLEN), KEEPS_EMPTY = DROPS_EMPTY && !EXACT;
-/* backward_prepare has noted which rows see no key: where a block's heads have none, its steps do not look. Beside the
- * others registers are short. */
-constexpr bool NOTED = EMPTY_ROWS && !(VARLEN || MASK_TILE || BIAS || EXACT || ORDERED);
-constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* in which the columns of dQ are made */
-constexpr int ADDER_STEPS = 4 / HALVES;         /* APART: a warp adds one half of every so many-th step */
+/* Rows that see no key and hold NaN have a P that is not 0. Registers are short beside DS_FROM_F32_P. */
+constexpr bool DROPS_EMPTY = EMPTY_ROWS && (BIAS || VARLEN), KEEPS_EMPTY = DROPS_EMPTY && !DS_FROM_F32_P;
+/* backward_prepare has noted which rows see no key. Where a block's heads have no such row, its steps do not test for
+ * them. Registers are short beside the other features. */
+constexpr bool NOTED = EMPTY_ROWS && !(VARLEN || MASK_TILE || BIAS || DS_FROM_F32_P || ORDERED);
+constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* parts of dQ's columns, which are made one after the other */
+constexpr int ADDER_STEPS = 4 / HALVES; /* DQ_ADDER: a warp adds one half of the columns of every ADDER_STEPS-th step */
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS;
 constexpr int V_BYTES = BLOCK_N * 128 * (PANELS > PANELS_V ? PANELS : PANELS_V);
@@ -86,7 +87,7 @@ constexpr int ROWS_OFFSET = MASK_OFFSET + MASK_TILE_BYTES, LOW_OFFSET = ROWS_OFF
 constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
 constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
 constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_INTERVALS * WARPGROUPS);
-constexpr struct hopper_backward_asks ASKS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE, ROW_INTERVALS};
+constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE, ROW_INTERVALS};
 enum {
     K_FULL = CONTROL,
     V_FULL = K_FULL + 8,
@@ -97,25 +98,28 @@ enum {
     PLACE = SCORE_RING +
             (SCORED ? ring<1>::BYTES : 0),         /* ORDERED: of the block, by its ticket; RUNS: its head and number */
     TURN_FULL = PLACE + (ORDERED || RUNS ? 8 : 0), /* DBIAS_TURNS: the step's turn has come */
-    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0),   /* APART: of each half, of ADDER_STEPS steps: each has its warp */
-    DQ_EMPTY = DQ_FULL + (APART ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
-    SPOILED = DQ_EMPTY + (APART ? HALVES * 8 : 0), /* EXACT: what scrub_rows() says to a warp; registers are short */
-    COVERED = SPOILED + (EXACT && SCRUB == HOPPER_SCRUB_NUMBERS ? 16 * WARPGROUPS : 0), /* KEYED: note_covered() */
+    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0),   /* DQ_ADDER: of each half, of ADDER_STEPS steps: each has its warp */
+    DQ_EMPTY = DQ_FULL + (DQ_ADDER ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
+    SPOILED = DQ_EMPTY +
+              (DQ_ADDER ? HALVES * 8 : 0), /* DS_FROM_F32_P: what scrub_rows() says to a warp; registers are short */
+    COVERED =
+        SPOILED + (DS_FROM_F32_P && SCRUB == HOPPER_SCRUB_NUMBERS ? 16 * WARPGROUPS : 0), /* KEYED: note_covered() */
     END = COVERED + (KEYED ? 32 * WARPGROUPS : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
-static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
+static_assert(DS_REGISTERS || DS_STAGES > 1, "dS needs two stages unless dK reads it from registers");
 static_assert(END - CONTROL <= HOPPER_BACKWARD_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
-                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DOUT_STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V, ASKS),
+static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_bytes(INPUTS) ==
+                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DOUT_STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V,
+                                               INPUTS),
               "the plan knows the bytes");
-static_assert(!EXACT || DS_STAGES > 1, "the tile of dS is empty when P is made");
-static_assert(!SOFTCAP || (EXACT && !BIAS), "its slope is found from P");
+static_assert(!DS_FROM_F32_P || DS_STAGES > 1, "the tile of dS is empty when P is made");
+static_assert(!SOFTCAP || (DS_FROM_F32_P && !BIAS), "its slope is found from P");
 static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
-static_assert(!APART || (NEEDS_DQ && WARPGROUPS == 2), "there are registers for one warpgroup more");
-enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
+static_assert(!DQ_ADDER || (NEEDS_DQ && WARPGROUPS == 2), "there are registers for one warpgroup more");
+enum { OWN_BARRIER = 1, KV_BARRIER = OWN_BARRIER + WARPGROUPS };
 
-/* What lies there, of the shared memory from `base` on. */
+/* Views of the shared memory that begins at `base`. */
 typedef ring<DS_STAGES, DS_BYTES> ds_stages;
 __device__ __forceinline__ stage_barriers<1> k_full(uint32_t base) { return {base + K_FULL}; }
 __device__ __forceinline__ stage_barriers<1> v_full(uint32_t base) { return {base + V_FULL}; }
@@ -138,8 +142,8 @@ __device__ __forceinline__ row_panels dout_of(uint32_t base, int step) {
     return {base + DOUT_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * DOUT_BYTES};
 }
 __device__ __forceinline__ row_panels ds_of(uint32_t base, int step) { return {ds_ring(base).tile(step)}; }
-/* What lse of a step's rows has rounded away. */
-/* Of the rows of a step: lse comes with Q, delta, which follows it, with dO. */
+/* The part of a step's lse that float32 has rounded away. */
+/* lse of a step's rows comes with Q; delta follows it in memory and comes with dO. */
 __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 8;
 }
@@ -164,7 +168,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
         score_ring(base).init(0, 1, 4 * WARPGROUPS);
     if (DBIAS_TURNS)
         turn_full(base).init(0, 1);
-    if (APART)
+    if (DQ_ADDER)
         for (int i = 0; i < HALVES; i++) {
             for (int n = 0; n < ADDER_STEPS; n++)
                 dq_full(base, i).init(n, 4);
@@ -173,13 +177,13 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     fence_mbarrier_init();
 }
 
-#include "families/hopper/backward/hopper_adder.cuh"
-#include "families/hopper/backward/hopper_server.cuh"
+#include "families/hopper/backward/hopper_dq_adder.cuh"
+#include "families/hopper/backward/hopper_dq_warpgroup.cuh"
 
 /* ---- the warpgroups that own keys ---- */
 
 /* SOME_EMPTY: some row of the block's heads may see no key. */
-template <bool SOME_EMPTY> struct owner {
+template <bool SOME_EMPTY> struct kv_consumer {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
@@ -242,25 +246,25 @@ template <bool SOME_EMPTY> struct owner {
         if (DROPS_EMPTY && is_empty(step))
             drop_empty(step);
         if (SCRUB == HOPPER_SCRUB_NUMBERS)
-            spoil_p(s, EXACT ? ld_shared_4(base + SPOILED + tid_x_reread() / 32 * 4) : spoiled);
+            spoil_p(s, DS_FROM_F32_P ? ld_shared_4(base + SPOILED + tid_x_reread() / 32 * 4) : spoiled);
         if (scored) {
             __syncwarp();
             score_ring(base).release(scores++);
         }
         ds_row = tile * BLOCK_M;
         tile = k.tile_after(tile);
-        if (EXACT)
+        if (DS_FROM_F32_P)
             ds_ring(base).wait_empty(step);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t rest[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (EXACT)
+                if (DS_FROM_F32_P)
                     split_pair(p[n][i], rest[i], s[8 * n + 2 * i], s[8 * n + 2 * i + 1]);
                 else
                     p[n][i] = pack(s[8 * n + 2 * i], s[8 * n + 2 * i + 1]);
-            if (EXACT) { /* where leave_ds() will put dS of the same rows */
+            if (DS_FROM_F32_P) { /* leave_ds() will put dS of the same rows there */
                 const int thread = (int)tid_x_reread(), lane = thread % 32, row = lane / 16 * 8 + lane % 8;
                 const uint32_t to = ds_of(base, step).panel(thread / 128).rows(n * 16 + row).at;
                 st_shared_16(to + (((thread / 32 % 4 * 2 + lane / 8 % 2) ^ (row & 7)) << 4), rest[0], rest[1], rest[2],
@@ -269,9 +273,10 @@ template <bool SOME_EMPTY> struct owner {
         }
     }
 
-    /* A row that sees no key has no gradient, whatever comes in and whatever it holds; in packed tensors rows after the
-     * sequence's last are another's. Their P and dS are 0, but 0 times NaN is not, and beside a bias P of a NaN is NaN.
-     * So where a tile has such rows P becomes 0 in them, and then the rows of Q and dO. All warps look. */
+    /* A row that sees no key has no gradient, whatever dO is and whatever the row holds. In packed tensors the rows
+     * after a sequence's last belong to another sequence. Their P and dS are 0, but 0 times NaN is NaN, and beside a
+     * bias P of a NaN is NaN. Therefore a tile with such rows has their P set to 0, and then the rows of Q and dO.
+     * All warps test for them. */
     __device__ __forceinline__ bool has_empty(int step) const {
         const uint32_t lse = lse_of(base, step) + tid_x_reread() % 32 * 4;
         bool any = false;
@@ -280,7 +285,7 @@ template <bool SOME_EMPTY> struct owner {
             any |= ld_shared_4(lse + n) == 0x7f800000;
         return __any_sync(0xffffffff, any);
     }
-    /* KEEPS_EMPTY: before P of the step is made. Else it is found where rows are cleared. */
+    /* With KEEPS_EMPTY the test comes before P of the step is made; else it comes where rows are cleared. */
     __device__ __forceinline__ void find_empty(int step) { empty = SOME_EMPTY && KEEPS_EMPTY && has_empty(step); }
     __device__ __forceinline__ bool is_empty(int step) const {
         return SOME_EMPTY && (KEEPS_EMPTY ? empty : has_empty(step));
@@ -297,18 +302,18 @@ template <bool SOME_EMPTY> struct owner {
         }
     }
     __device__ __forceinline__ void clear_empty(int step) const {
-        barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS); /* all have made P of it */
+        barrier_sync(KV_BARRIER, 128 * WARPGROUPS); /* all have made P of it */
         const int thread = (int)tid_x_reread();
         clear_empty_rows<PANELS, 128 * WARPGROUPS>(q_of(base, step).at, thread, lse_of(base, step));
         clear_empty_rows<PANELS_V, 128 * WARPGROUPS>(dout_of(base, step).at, thread, lse_of(base, step));
-        barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
+        barrier_sync(KV_BARRIER, 128 * WARPGROUPS);
     }
-    /* Whether the list says of some of the warpgroup's keys that nobody sees them. */
+    /* Whether the list has keys of the warpgroup that no row sees. */
     __device__ __forceinline__ bool has_hidden() const {
         const uint32_t last = base + KEYS_OFFSET + (BLOCK_N + warpgroup * 64 + (int)tid_x_reread() % 32) * 4;
         return __any_sync(0xffffffff, ld_shared_4(last) == 0 || ld_shared_4(last + 128) == 0);
     }
-    /* K and V are here, or will be: nobody multiplies them before. */
+    /* Before the first product that reads K or V. */
     __device__ __forceinline__ void scrub_keys() {
         constexpr bool numbers = SCRUB == HOPPER_SCRUB_NUMBERS;
         const int first = warpgroup * 64;
@@ -321,7 +326,7 @@ template <bool SOME_EMPTY> struct owner {
             fence_proxy_async();
         spoiled = scrub_rows<HEAD_DIM, BLOCK_N, numbers>(base, first, hidden);
         scrub_rows<HEAD_DIM_V, BLOCK_N, numbers>(base + V_OFFSET, first, hidden);
-        if (EXACT && numbers)
+        if (DS_FROM_F32_P && numbers)
             st_shared_4(base + SPOILED + tid_x_reread() / 32 * 4, spoiled);
         fence_proxy_async();
         barrier_sync(OWN_BARRIER + warpgroup, 128);
@@ -351,7 +356,7 @@ template <bool SOME_EMPTY> struct owner {
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
-        if (!EXACT)
+        if (!DS_FROM_F32_P)
             ds_ring(base).wait_empty(step);
         const uint32_t lse_of_step = lse_of(base, step) + thread % 4 * 8;
         if (DBIAS_TURNS && !MASK_TILE)
@@ -359,7 +364,7 @@ template <bool SOME_EMPTY> struct owner {
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t ds[4], rest[4];
-            if (EXACT)
+            if (DS_FROM_F32_P)
                 ld_shared_16(rest, own.rows(n * 16 + row).at + ((chunk ^ (row & 7)) << 4));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -373,10 +378,10 @@ template <bool SOME_EMPTY> struct owner {
                     uint32_t &x = p[n][2 * i + half];
                     const int at = 8 * n + 4 * i + 2 * half;
                     float whole[2];
-                    if (EXACT)
+                    if (DS_FROM_F32_P)
                         join_pair(whole, x, rest[2 * i + half]);
-                    float low = (EXACT ? whole[0] : unpack((uint16_t)x)) * (s[at] - rows[0]);
-                    float high = (EXACT ? whole[1] : unpack((uint16_t)(x >> 16))) * (s[at + 1] - rows[1]);
+                    float low = (DS_FROM_F32_P ? whole[0] : unpack((uint16_t)x)) * (s[at] - rows[0]);
+                    float high = (DS_FROM_F32_P ? whole[1] : unpack((uint16_t)(x >> 16))) * (s[at + 1] - rows[1]);
                     if (DBIAS == GPU_DBIAS_KEYS)
                         dbias[half] += low + high;
                     if (DBIAS == GPU_DBIAS_SUMS)
@@ -461,7 +466,7 @@ template <bool SOME_EMPTY> struct owner {
         multiply_kq(step);
         wgmma_commit_group();
         find_empty(step);
-        load_rows(early, lse_of(base, step)); /* while products are under way that end before it is wanted */
+        load_rows(early, lse_of(base, step)); /* under products that end before lse is needed */
         wgmma_wait_group<0>(s);
         make_p(step);
         if (!VARLEN)
@@ -609,22 +614,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
-        setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS, APART, HALVES == 2)>();
+        setmaxnreg_dec<HOPPER_BACKWARD_DQ_REGISTERS(WARPGROUPS, DQ_ADDER, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.first_head, k.begin_tile()};
-        server{a, k, base, first, first, first, first, 0, nullptr, 0, 0}.run();
-#if APART
+        dq_warpgroup{a, k, base, first, first, first, first, 0, nullptr, 0, 0}.run();
+#if DQ_ADDER
     } else if (warpgroup == WARPGROUPS + 1) {
-        setmaxnreg_dec<HOPPER_BACKWARD_ADDER_REGISTERS(HALVES == 2)>();
+        setmaxnreg_dec<HOPPER_BACKWARD_DQ_ADDER_REGISTERS(HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
-        adder{a, k, base, {k.first_head, k.begin_tile()}}.run();
+        dq_adder{a, k, base, {k.first_head, k.begin_tile()}}.run();
 #endif
     } else {
-        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS, APART, HALVES == 2)>();
+        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS, DQ_ADDER, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
         if (!NOTED || some_empty)
-            owner<EMPTY_ROWS>{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
+            kv_consumer<EMPTY_ROWS>{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
         else
-            owner<false>{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
+            kv_consumer<false>{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
     }
 }

@@ -1,6 +1,6 @@
-/* hopper_scrub.cuh: rows of K and V in shared memory that must not count, taken out once a block: for kernels that own
- * keys, a warpgroup 64 of them. A matrix lies in panels of 128 bytes a row; a warp looks at its own 16 rows, two lanes
- * a row. */
+/* hopper_scrub.cuh: sets rows of K and V in shared memory to 0 that must have no effect, once a block, in kernels whose
+ * warpgroups own 64 keys each. A matrix lies in panels of 128 bytes a row; a warp tests its own 16 rows, two lanes a
+ * row. */
 #ifndef FDM_HOPPER_SCRUB_CUH
 #define FDM_HOPPER_SCRUB_CUH
 
@@ -9,9 +9,9 @@
 #include "cuda/ptx/special.cuh"
 #include "gpu/finite.cuh"
 
-/* Of a matrix of so many columns whose panels have `rows` rows: row first + thread / 2 becomes 0 if it is `hidden` or,
- * with `numbers`, holds NaN or inf. Bit 2 n of what is returned: the warp's n-th row did hold such. Nobody may have
- * written what a last panel holds beyond the columns. */
+/* Sets row first + thread / 2 of a matrix, whose panels have `rows` rows, to 0 if it is `hidden` or, with `numbers`, if
+ * it holds NaN or inf. Bit 2 n of the result says that the warp's n-th row held NaN or inf. The last panel may be
+ * unwritten beyond `columns`. */
 template <int columns, int rows, bool numbers>
 __device__ __forceinline__ uint32_t scrub_rows(uint32_t tile, int first, bool hidden) {
     const int thread = (int)tid_x_reread() % 128;
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint32_t scrub_rows(uint32_t tile, int first, bool hi
     return votes;
 }
 
-/* P of pairs whose key held NaN or inf, and is seen: bits as above. */
+/* P becomes NaN where the key is seen and held NaN or inf, by the bits of scrub_rows(). */
 template <int count> __device__ __forceinline__ void spoil_p(float (&p)[count], uint32_t votes) {
     if (!votes)
         return;

@@ -4,24 +4,24 @@
 
 #include <stdio.h>
 
-#include "families/hopper/backward/hopper_gradients.h"
+#include "families/hopper/backward/hopper_backward_common.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/pipeline/hopper_items.h"
 #include "gpu/tile_plan_launch.h"
 
 PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_2PASS_PARAMETERS);
 
-static struct hopper_backward_asks asks_of(const fdm_problem *p) {
-    return (struct hopper_backward_asks){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
-                                         p->has_row_intervals};
+static struct hopper_score_inputs score_inputs_of(const fdm_problem *p) {
+    return (struct hopper_score_inputs){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
+                                        p->has_row_intervals};
 }
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
     return hopper_backward_2pass_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
-                                          v_stages, asks_of(p));
+                                          v_stages, score_inputs_of(p));
 }
 static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
     return hopper_backward_2pass_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
-                                           p_stages, asks_of(p));
+                                           p_stages, score_inputs_of(p));
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {

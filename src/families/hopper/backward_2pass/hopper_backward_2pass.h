@@ -39,24 +39,24 @@
 GPU_INLINE int32_t hopper_backward_2pass_row_bytes(int32_t head_dim) { return (head_dim + 63) / 64 * 128; }
 /* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. What is asked: see hopper_backward.h. */
 GPU_INLINE int32_t hopper_backward_2pass_dq_bytes(int32_t head_dim, int32_t head_dim_v, int32_t v_stages,
-                                                  struct hopper_backward_asks asks) {
+                                                  struct hopper_score_inputs inputs) {
     return hopper_backward_2pass_row_bytes(head_dim) *
                (HOPPER_BACKWARD_2PASS_DQ_ROWS + HOPPER_BACKWARD_2PASS_STAGES * HOPPER_BACKWARD_2PASS_KEYS) +
            hopper_backward_2pass_row_bytes(head_dim_v) *
                (HOPPER_BACKWARD_2PASS_DQ_ROWS + v_stages * HOPPER_BACKWARD_2PASS_KEYS) +
-           (asks.keyed || asks.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
+           (inputs.keyed || inputs.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
            HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024;
 }
 /* A tile of mask is of 128 keys, those of the block and of the one beside it. */
 GPU_INLINE int32_t hopper_backward_2pass_dkv_bytes(int32_t head_dim, int32_t head_dim_v, int32_t p_stages,
-                                                   struct hopper_backward_asks asks) {
+                                                   struct hopper_score_inputs inputs) {
     return (hopper_backward_2pass_row_bytes(head_dim) + hopper_backward_2pass_row_bytes(head_dim_v)) *
                HOPPER_BACKWARD_2PASS_KEYS * (1 + HOPPER_BACKWARD_2PASS_STAGES) +
            p_stages * HOPPER_BACKWARD_2PASS_KEYS * HOPPER_BACKWARD_2PASS_KEYS * 4 +
            HOPPER_BACKWARD_2PASS_STAGES * HOPPER_BACKWARD_2PASS_KEYS * 8 +
-           hopper_backward_asked_bytes(asks, HOPPER_BACKWARD_2PASS_STAGES, HOPPER_BACKWARD_2PASS_KEYS) +
-           (asks.mask_rows ? HOPPER_BACKWARD_2PASS_KEYS * 64 : 0) + HOPPER_BACKWARD_2PASS_CONTROL_BYTES +
-           hopper_backward_spare_bytes(asks);
+           hopper_score_input_bytes(inputs, HOPPER_BACKWARD_2PASS_STAGES, HOPPER_BACKWARD_2PASS_KEYS) +
+           (inputs.mask_rows ? HOPPER_BACKWARD_2PASS_KEYS * 64 : 0) + HOPPER_BACKWARD_2PASS_CONTROL_BYTES +
+           hopper_backward_spare_bytes(inputs);
 }
 
 #endif

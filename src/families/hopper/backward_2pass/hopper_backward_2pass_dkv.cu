@@ -10,7 +10,7 @@
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
  * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
  * SCORED: a tile of bias [64] and one of mask, [64] rows of 128 bytes, of which the block's keys are one half; lse and
- * delta [2][2][64], what lse has rounded away [2][64], lists of keys and tiles (hopper_keys.cuh); barriers.
+ * delta [2][2][64], what lse has rounded away [2][64], lists of keys and tiles (hopper_key_list.cuh); barriers.
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
@@ -36,8 +36,8 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ROW_STEP   HOPPER_BACKWARD_2PASS_DQ_ROWS
 #define THREADS    HOPPER_BACKWARD_2PASS_THREADS
 #define BIAS_HIDES (SCRUB && BIAS)
-#include "families/hopper/backward/hopper_exact.cuh"
-#include "families/hopper/backward/hopper_keys.cuh"
+#include "families/hopper/backward/hopper_key_list.cuh"
+#include "families/hopper/backward/hopper_p_residual.cuh"
 #include "families/hopper/backward/hopper_scrub.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
@@ -55,7 +55,7 @@ constexpr int LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
 constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
 constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
 constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK ? SEEN_WORDS * 4 : 0);
-constexpr struct hopper_backward_asks ASKS = {KEYED, MASK, BIAS != 0, BIAS != 0};
+constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK, BIAS != 0, BIAS != 0};
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
@@ -68,8 +68,8 @@ enum {
     END = COVERED + (KEYED ? 32 : 0)
 };
 static_assert(END - CONTROL <= HOPPER_BACKWARD_2PASS_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
-                  hopper_backward_2pass_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, ASKS),
+static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + hopper_backward_spare_bytes(INPUTS) ==
+                  hopper_backward_2pass_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, INPUTS),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 

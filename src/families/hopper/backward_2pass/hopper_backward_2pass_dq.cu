@@ -39,8 +39,8 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ROW_STEP   HOPPER_BACKWARD_2PASS_DQ_ROWS
 #define THREADS    HOPPER_BACKWARD_2PASS_THREADS
 #define BIAS_HIDES (SCRUB && BIAS)
-#include "families/hopper/backward/hopper_exact.cuh"
-#include "families/hopper/backward/hopper_keys.cuh"
+#include "families/hopper/backward/hopper_key_list.cuh"
+#include "families/hopper/backward/hopper_p_residual.cuh"
 #include "gpu/redo_dq.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)

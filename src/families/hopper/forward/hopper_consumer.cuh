@@ -10,7 +10,7 @@
 #include "families/hopper/forward/hopper_work.cuh"
 #include "families/hopper/pipeline/hopper_panels.cuh"
 
-struct row_owner {
+struct q_consumer {
     uint32_t base, item, step;
     int warpgroup;
     float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
@@ -18,7 +18,7 @@ struct row_owner {
     struct softmax_rows rows;
     struct row_sinks sinks;
 
-    __device__ __forceinline__ row_owner(uint32_t shared)
+    __device__ __forceinline__ q_consumer(uint32_t shared)
         : base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
 
     /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */

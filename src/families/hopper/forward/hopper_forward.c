@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "families/hopper/forward/hopper_gather_launch.h"
-#include "families/hopper/forward/hopper_ways.h"
+#include "families/hopper/forward/hopper_packing.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/pipeline/hopper_copies.h"
 #include "families/hopper/pipeline/hopper_items.h"
@@ -133,11 +133,11 @@ enum {
     FEW_PACKED_ROWS = 32
 };
 
-/* A way to run a problem: a tile, who hands out items, and how many of exp2's results are made on the FMA pipe. */
+/* A way to run a problem: a tile, a scheduler, and how many of exp2's results are made on the FMA pipe. */
 struct variant {
     const struct tile *tile;
     int32_t scheduler, exp2_frequency, exp2_residue, copies;
-    struct hopper_way way;
+    struct hopper_packing packing;
 };
 /* What variants of the first tile emulate: 1 of 8, 1 of 4, 1 of 2. */
 static const int32_t exp2_frequencies[] = {8, 4, 2};
@@ -295,9 +295,9 @@ static int plan_costs_more(const fdm_problem *p) {
 /* Rows of a tile at most, where heads are packed as the rules do it. */
 static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
     const struct tile *t = preferred(device, p);
-    struct hopper_way ways[HOPPER_WAYS];
-    hopper_ways(device, p, 64 * t->shape.warpgroups, t->shape.block_n, ways);
-    return p->seqlen_q * ways[0].packed;
+    struct hopper_packing packings[HOPPER_PACKINGS];
+    hopper_packings(device, p, 64 * t->shape.warpgroups, t->shape.block_n, packings);
+    return p->seqlen_q * packings[0].packed;
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
@@ -327,22 +327,24 @@ static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i
     return 0;
 }
 
-/* Variant 0 is the rules'; then the same by other ways; then with or without copies, where both can be; then every tile
- * that fits with every scheduler, each kernel once; then the first with exp2 on the FMA pipe. */
+/* Variant 0 is the rules'; then the same with other packings and splits; then with or without copies, where both can
+ * be; then every tile that fits with every scheduler, each kernel once; then the first with exp2 on the FMA pipe. */
 static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
     const struct tile *first = preferred(device, p);
-    struct hopper_way ways[HOPPER_WAYS];
+    struct hopper_packing packings[HOPPER_PACKINGS];
     if (!first)
         return 0;
-    const int32_t num_ways = hopper_ways(device, p, 64 * first->shape.warpgroups, first->shape.block_n, ways);
-    const int32_t whole = scheduler_of(first, device, p, 1); /* of the way without splits, which is among them */
-    *v = (struct variant){first, scheduler_of(first, device, p, ways[0].splits), 1, 0, copies_of(first, p), ways[0]};
-    if (number < num_ways) {
-        v->way = ways[number];
-        v->scheduler = scheduler_of(first, device, p, v->way.splits);
+    const int32_t num_packings =
+        hopper_packings(device, p, 64 * first->shape.warpgroups, first->shape.block_n, packings);
+    const int32_t whole = scheduler_of(first, device, p, 1); /* of the packing without splits, which is among them */
+    *v = (struct variant){first,      scheduler_of(first, device, p, packings[0].splits), 1, 0, copies_of(first, p),
+                          packings[0]};
+    if (number < num_packings) {
+        v->packing = packings[number];
+        v->scheduler = scheduler_of(first, device, p, v->packing.splits);
         return 1;
     }
-    number -= num_ways - 1;
+    number -= num_packings - 1;
     if (!hopper_copies_needed(p) && hopper_copies_possible(p) && --number == 0) {
         v->copies ^= hopper_copies_possible(p);
         return 1;
@@ -365,7 +367,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
 
 static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
     char stages[8] = "", scores[8] = "", emulated[24] = "", packed[24] = "";
-    const char *split = v->way.splits > 1 ? "_Split" : "";
+    const char *split = v->packing.splits > 1 ? "_Split" : "";
     const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKV" : "";
     if (v->tile->shape.stages != 2)
         snprintf(stages, sizeof stages, "_K%d", v->tile->shape.stages);
@@ -373,8 +375,8 @@ static void name_choice(const struct variant *v, const fdm_problem *p, char *cod
         snprintf(scores, sizeof scores, "_S%d", v->tile->shape.score_stages);
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
-    if (v->way.packed > 1)
-        snprintf(packed, sizeof packed, "_Packed%d", v->way.packed);
+    if (v->packing.packed > 1)
+        snprintf(packed, sizeof packed, "_Packed%d", v->packing.packed);
     snprintf(code, size, "SM90_Wgmma_%dx%d%s_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->shape.warpgroups,
              v->tile->shape.block_n, stages, v->tile->shape.q_stages, scores, v->tile->shape.turns ? "_Turns" : "",
              emulated, packed, split, copies, items_order_names[v->scheduler]);
@@ -387,22 +389,23 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     const int32_t gather = ranged(p) ? hopper_gather_tile(device, p) : 0;
     PLAN_SET_PARAMETERS(plan, .TILE = (int32_t)(v.tile - tiles), .SCHEDULER = v.scheduler,
                         .EXP2_FREQUENCY = v.exp2_frequency, .EXP2_RESIDUE = v.exp2_residue, .NUM_SMS = device->num_sms,
-                        .PACKED_HEADS = v.way.packed, .NUM_SPLITS = v.way.splits, .COPIES = v.copies, .GATHER = gather);
+                        .PACKED_HEADS = v.packing.packed, .NUM_SPLITS = v.packing.splits, .COPIES = v.copies,
+                        .GATHER = gather);
     plan->block_m = 64 * v.tile->shape.warpgroups;
     plan->block_n = v.tile->shape.block_n;
     plan->stages = v.tile->shape.stages;
     plan->shared_bytes = shared_bytes(v.tile, p);
-    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.way.splits, p);
+    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.packing.splits, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
     char packed[64] = "", split[64] = "";
     const char *const walk = !ranged(p) ? ""
                              : gather   ? "; tiles that no row sees are left out, and heads whose "
                                           "keys lie scattered are left to hopper.gather"
                                         : "; tiles that no row sees are left out";
-    if (v.way.packed > 1)
-        snprintf(packed, sizeof packed, "; rows of %d query heads in a tile", v.way.packed);
-    if (v.way.splits > 1)
-        snprintf(split, sizeof split, "; %d splits of the keys", v.way.splits);
+    if (v.packing.packed > 1)
+        snprintf(packed, sizeof packed, "; rows of %d query heads in a tile", v.packing.packed);
+    if (v.packing.splits > 1)
+        snprintf(split, sizeof split, "; %d splits of the keys", v.packing.splits);
     snprintf(
         plan->reason, sizeof plan->reason,
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
@@ -454,7 +457,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const struct parameters x = parameters_of(plan);
     if (x.TILE < 0 || x.TILE >= NUM_TILES || x.SCHEDULER < 0 || x.SCHEDULER >= NUM_SCHEDULERS || x.NUM_SMS < 1 ||
         x.EXP2_FREQUENCY < 1 || x.EXP2_FREQUENCY > 8 || x.EXP2_RESIDUE < 0 || x.EXP2_RESIDUE > x.EXP2_FREQUENCY ||
-        !hopper_way_possible(p, (struct hopper_way){x.PACKED_HEADS, x.NUM_SPLITS}) || x.COPIES < 0 ||
+        !hopper_packing_possible(p, (struct hopper_packing){x.PACKED_HEADS, x.NUM_SPLITS}) || x.COPIES < 0 ||
         x.COPIES > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x.COPIES != HOPPER_COPY_ALL) ||
         (x.GATHER && (!ranged(p) || !hopper_gather_takes(p, x.GATHER))))
         return 0;

@@ -43,7 +43,7 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "families/hopper/forward/hopper_work.cuh"
 #include "families/hopper/pipeline/hopper_panels.cuh"
 #include "gpu/redo.cuh"
-#include "gpu/rest.cuh"
+#include "gpu/unused_rows.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
 #define RANGED (INTERVALS || (MASK && !MASK_ROWS))
@@ -346,12 +346,12 @@ struct producer {
 
 #include "families/hopper/forward/hopper_consumer.cuh"
 
-struct consumer : row_owner {
+struct consumer : q_consumer {
     const struct hopper_forward_params &a;
     uint32_t score_step;
 
     __device__ __forceinline__ consumer(const struct hopper_forward_params &params, uint32_t shared)
-        : row_owner(shared), a(params), score_step(0) {}
+        : q_consumer(shared), a(params), score_step(0) {}
 
     static __device__ __forceinline__ struct sequence sequence_of(const struct item_facts &f) {
         return {f.batch, f.seqlen_q, f.seqlen_k, f.q_begin, 0, f.seqlen_k - f.seqlen_q};

@@ -41,7 +41,7 @@ HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "families/hopper/forward/hopper_softmax.cuh"
 #include "families/hopper/forward/hopper_work.cuh"
 #include "families/hopper/pipeline/hopper_panels.cuh"
-#include "gpu/rest.cuh"
+#include "gpu/unused_rows.cuh"
 
 #define F16                (DTYPE == GPU_FLOAT16)
 #define LIST               HOPPER_GATHER_LIST(LOOK)
@@ -471,11 +471,11 @@ struct producer {
 
 #include "families/hopper/forward/hopper_consumer.cuh"
 
-struct consumer : row_owner {
+struct consumer : q_consumer {
     const struct hopper_gather_params &a;
 
     __device__ __forceinline__ consumer(const struct hopper_gather_params &params, uint32_t shared)
-        : row_owner(shared), a(params) {}
+        : q_consumer(shared), a(params) {}
 
     /* The words of the columns 8 group + 2 (lane % 4), + 1 of the stage. */
     __device__ __forceinline__ void read_pair(uint32_t (&word)[2], uint32_t of_stages, int group) const {

@@ -5,7 +5,7 @@
 #include "families/mma/backward/mma_backward_shape.cuh"
 #include "gpu/block_mask.h"
 #include "gpu/key_sort.h"
-#include "gpu/turns.cuh"
+#include "gpu/semaphores.cuh"
 #include "gpu/visible.cuh"
 
 /* The block's place, and one query head's addresses. */

@@ -3,7 +3,7 @@
 #define FDM_MMA_BACKWARD_SCORES_CUH
 
 #include "families/mma/backward/mma_backward_load.cuh"
-#include "families/mma/backward/mma_backward_turns.cuh"
+#include "families/mma/backward/mma_backward_semaphores.cuh"
 
 struct sums {
     float dk[KEY_TILES][SUM_COLUMNS_K / 8][4], dv[KEY_TILES][SUM_COLUMNS_V / 8][4];
@@ -75,7 +75,7 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
 __device__ __forceinline__ void await_dbias_turn(bool here, const struct gpu_backward_params &a, const struct place &at,
                                                  int h, int row) {
     if (TURNS_DBIAS && here)
-        await_turn(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
+        wait_semaphore(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
 }
 
 /* DBIAS SUMS or DIRECT: row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */

@@ -136,7 +136,7 @@ __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, i
             add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
         if (TURNS_DQ && pass == 0)
-            await_turn(semaphore_of(a, at, on.h, row + sub_row), my_turn(a, at, row + sub_row));
+            wait_semaphore(semaphore_of(a, at, on.h, row + sub_row), my_turn(a, at, row + sub_row));
         float *mine = to + lane * (__CUDA_ARCH__ >= 900 ? 4 : 1); /* words that a lane adds at a time */
         mine = opaque(mine);                                      /* the other addresses are known distances from it */
 #pragma unroll

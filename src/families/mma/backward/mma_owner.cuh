@@ -10,7 +10,7 @@
 #include "gpu/backward_params.h"
 #include "gpu/block_mask.h"
 #include "gpu/numbers.h"
-#include "gpu/turns.cuh"
+#include "gpu/semaphores.cuh"
 #include "gpu/visible.cuh"
 
 /* Rows of a sequence in the workspace's arrays are a multiple of these, and turns at a bias are of so many keys. */
@@ -164,8 +164,8 @@ __device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, con
     if (!DETERMINISTIC || threadIdx.x != 0)
         return;
     for (; turn < end; turn++) {
-        await_turn(semaphore_of(a, at, turn), my_turn(a, at));
-        hand_on_turn(semaphore_of(a, at, turn), my_turn(a, at));
+        wait_semaphore(semaphore_of(a, at, turn), my_turn(a, at));
+        release_semaphore(semaphore_of(a, at, turn), my_turn(a, at));
     }
 }
 

@@ -403,7 +403,7 @@ struct owner {
     /* dS from dP in place; sums of the own keys' bias. */
     __device__ __forceinline__ void make_ds(warp_scores &ds, const warp_scores &p, const warp_scores &slope) {
         if (DETERMINISTIC)
-            await_turn(semaphore_of(a, at, turn_of(a, step)), my_turn(a, at));
+            wait_semaphore(semaphore_of(a, at, turn_of(a, step)), my_turn(a, at));
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll

@@ -51,8 +51,8 @@
 MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS (32 * WARPS)
-#include "gpu/rest.cuh"
 #include "gpu/scores.cuh"
+#include "gpu/unused_rows.cuh"
 
 #define ROWS        (16 * ROW_GROUPS)
 #define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)

@@ -338,7 +338,7 @@ struct owner {
     __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&p)[1][TILES][4],
                                             const float (&slope)[TILES][4], int step, uint32_t bounds) {
         if (DETERMINISTIC)
-            await_turn(semaphore_of(a, at, turn_of(a, step)), my_turn(a, at));
+            wait_semaphore(semaphore_of(a, at, turn_of(a, step)), my_turn(a, at));
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             const int column = n * 8 + threadIdx.x % 4 * 2;

@@ -23,8 +23,8 @@
 #include "gpu/numbers.h"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
-#include "gpu/rest.cuh"
 #include "gpu/scores.cuh"
+#include "gpu/unused_rows.cuh"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)

@@ -33,7 +33,7 @@
 #include "gpu/finite.cuh"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
-#include "gpu/rest.cuh"
+#include "gpu/unused_rows.cuh"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD_D1024_CONSTANTS(GPU_CONSTANT_GIVEN)

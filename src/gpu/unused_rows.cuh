@@ -1,7 +1,7 @@
-/* rest.cuh: rows that belong to no sequence: of packed tensors those before the first, after the last, and what
+/* unused_rows.cuh: rows that belong to no sequence: of packed tensors those before the first, after the last, and what
  * max_seqlen cuts off; and what seqused_q leaves over. */
-#ifndef FDM_REST_CUH
-#define FDM_REST_CUH
+#ifndef FDM_UNUSED_ROWS_CUH
+#define FDM_UNUSED_ROWS_CUH
 
 #include "gpu/forward_params.h"
 #include "gpu/packed.cuh"

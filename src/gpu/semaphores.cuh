@@ -1,8 +1,8 @@
-/* turns.cuh: blocks that add to the same numbers in a fixed order: a semaphore, 0 at first, counts those that have
+/* semaphores.cuh: blocks that add to the same numbers in a fixed order: a semaphore, 0 at first, counts those that have
  * added; a block awaits its turn there and hands it on. It may wait only for blocks that began before it, which run or
  * have ended. */
-#ifndef FDM_TURNS_CUH
-#define FDM_TURNS_CUH
+#ifndef FDM_SEMAPHORES_CUH
+#define FDM_SEMAPHORES_CUH
 
 #include "cuda/ptx/global.cuh"
 
@@ -15,11 +15,11 @@ __device__ __forceinline__ uint32_t take_ticket(int *tickets, int *scratch) {
     __syncthreads();
     return ticket;
 }
-__device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
+__device__ __forceinline__ void wait_semaphore(const int *semaphore, int mine) {
     while (ld_acquire(semaphore) != mine) {
     }
 }
 /* By one thread, when all of the block have added. */
-__device__ __forceinline__ void hand_on_turn(int *semaphore, int mine) { st_release(semaphore, mine + 1); }
+__device__ __forceinline__ void release_semaphore(int *semaphore, int mine) { st_release(semaphore, mine + 1); }
 
 #endif

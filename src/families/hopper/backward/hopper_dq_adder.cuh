@@ -1,34 +1,34 @@
-/* hopper_adder.cuh: the warpgroup of hopper_backward.cu that adds to dQ (APART) what the serving one has left in shared
- * memory, so that none of it stands between products. ORDERED: it awaits the turn at the rows of a step, adds, and
- * hands the turn on. It stands on the places in shared memory that are named there.
+/* hopper_dq_adder.cuh: the adder warpgroup of hopper_backward.cu (DQ_ADDER). It adds to dQ in global memory what the dQ
+ * warpgroup has left in shared memory, so that no addition stands between products. With ORDERED it waits for the
+ * semaphore of a step's rows, adds, and releases the semaphore. hopper_backward.cu defines the views of shared memory.
  *
- * A turn, with its fence, is under way for about as long as a step. Therefore a warp adds one half of the columns of
- * every ADDER_STEPS-th step; a semaphore counts the blocks that have added to it, by 64 rows. */
-#ifndef FDM_HOPPER_ADDER_CUH
-#define FDM_HOPPER_ADDER_CUH
+ * An addition between wait and release, with its fence, takes about as long as a step. Therefore a warp adds one
+ * half of the columns of every ADDER_STEPS-th step. A semaphore counts the blocks that have added to its 64 rows. */
+#ifndef FDM_HOPPER_DQ_ADDER_CUH
+#define FDM_HOPPER_DQ_ADDER_CUH
 
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ring.cuh"
-#include "families/hopper/backward/hopper_keys.cuh"
-#include "gpu/turns.cuh"
+#include "families/hopper/backward/hopper_key_list.cuh"
+#include "gpu/semaphores.cuh"
 
-struct adder {
+struct dq_adder {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
-    struct step_rows added; /* of the step */
+    struct step_rows added; /* the rows of the next step to add */
 
     /* How many blocks add to the step's rows before this one. */
     __device__ __forceinline__ int find_turn() const {
         if (ORDERED && LISTED)
-            return visits_before(*visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32),
-                                 k.turn);
+            return dq_order_before(*dq_order_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32),
+                                   k.turn);
         return blocks_before(a, k, added.tile);
     }
 
-    /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them.
-     * STORES_FIRST: what is the first there is stored. */
+    /* Adds 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them. With
+     * STORES_FIRST the first block that reaches a row stores; later ones add. */
     __device__ __forceinline__ void add(int64_t rows, int half, bool first) const {
         constexpr int columns = HEAD_DIM / HALVES;
 #pragma unroll
@@ -43,7 +43,7 @@ struct adder {
         cp_async_bulk_commit();
     }
 
-    /* One thread of each warp. */
+    /* One thread of each warp runs. */
     __device__ __forceinline__ void run() {
         const int warp = threadIdx.x / 32 % 4, half = warp % HALVES, first = warp / HALVES;
         if (threadIdx.x % 32 != 0)
@@ -56,16 +56,16 @@ struct adder {
             int *const semaphore = a.in.semaphores + rows / 16 + half;
             const int turn = ORDERED ? find_turn() : 0;
             if (ORDERED)
-                await_turn(semaphore, turn);
+                wait_semaphore(semaphore, turn);
             dq_full(base, half).wait(step);
             if (ORDERED)
-                fence_proxy_async_global(); /* what blocks before have added comes before */
+                fence_proxy_async_global(); /* orders the additions of earlier blocks before this one */
             add(rows, half, turn == 0);
             cp_async_bulk_wait_read<0>();
             dq_empty(base, half).arrive(0);
             if (ORDERED) {
                 cp_async_bulk_wait<0>();
-                hand_on_turn(semaphore, turn);
+                release_semaphore(semaphore, turn);
             }
         }
     }

@@ -1,11 +1,11 @@
-/* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, KEYS,
- * DESCENDS, ORDERED and PARTS.
+/* hopper_backward_common.cuh: what the backward kernels share whose blocks own keys: the rows that a key block walks,
+ * P^T of a tile, and the store of an accumulator to global memory. A kernel defines BLOCK_M, BLOCK_N, KEYS, DESCENDS,
+ * ORDERED and PARTS before including it.
  *
- * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
- * of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
-#ifndef FDM_HOPPER_GRADIENTS_CUH
-#define FDM_HOPPER_GRADIENTS_CUH
+ * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"),
+ * and of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
+#ifndef FDM_HOPPER_BACKWARD_COMMON_CUH
+#define FDM_HOPPER_BACKWARD_COMMON_CUH
 
 #include "cuda/panels.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -23,13 +23,13 @@
 #define RUNS      (KEYS == HOPPER_KEYS_RUNS)
 #define EITHER    (KEYS == HOPPER_KEYS_EITHER)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
-/* Tiles of rows are listed, and those that no key is seen by left out. */
+/* Tiles of rows are listed, and tiles that see no key have no step. */
 #define LISTED (KEYED || MASK_TILE || ROW_INTERVALS)
 #ifndef ROW_STEP
-#    define ROW_STEP BLOCK_M /* rows of a sequence that the workspace's arrays round up to */
+#    define ROW_STEP BLOCK_M /* the workspace's arrays round the rows of a sequence up to it */
 #endif
 
-/* LISTED: the next tile whose bit is set in the words at `seen`; there is one. */
+/* LISTED: the next tile whose bit is set in the words at `seen`. The caller knows that there is one. */
 __device__ __forceinline__ int listed_after(uint32_t seen, int tile) {
     uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
     while (!bits)
@@ -37,17 +37,17 @@ __device__ __forceinline__ int listed_after(uint32_t seen, int tile) {
     return (int)(at - seen) * 8 + __ffs(bits) - 1;
 }
 
-/* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
- * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
+/* The keys of a block, and the tiles of query rows that see some of them: first_tile .. first_tile + tiles - 1 of each
+ * query head of the group, or (PARTS) of a part of it. A step is one of these tiles. */
 struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
-    int turn;             /* ORDERED, LISTED: which of its head's begins */
+    int turn;             /* ORDERED, LISTED: the block's number among its head's, in the order in which they begin */
     int last_tile;        /* LISTED */
-    uint32_t seen;        /* LISTED: address of a bit for each tile; the others up to last_tile have no step */
+    uint32_t seen;        /* LISTED: address of a bit for each tile; a tile whose bit is 0 has no step */
     __device__ __forceinline__ int highest_tile() const { return LISTED ? last_tile : first_tile + tiles - 1; }
-    /* The walk of a head. DESCENDS: from the last rows to the first: blocks whose last rows are the same begin together
-     * then, and read and add to the same rows at the same time. */
+    /* The walk over a head's tiles. With DESCENDS it goes from the last rows to the first: blocks whose last rows
+     * are the same then begin together, and read and add to the same rows at the same time. */
     __device__ __forceinline__ int begin_tile() const { return DESCENDS ? highest_tile() : first_tile; }
     __device__ __forceinline__ int end_tile() const { return DESCENDS ? first_tile : highest_tile(); }
     __device__ __forceinline__ int tile_after(int tile) const {
@@ -129,36 +129,36 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     return k;
 }
 
-/* ORDERED, LISTED: where the turn-th block of a head (of all batches) is. */
+/* ORDERED, LISTED: the place of the turn-th block of a head (of all batches) in the order of all blocks. */
 __device__ __forceinline__ int place_of(const struct hopper_backward_params &a, int head, int turn) {
     const int first = head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
     return first * blocks_of_head(a) + turn * heads + head - first;
 }
-/* A word of hopper_visits.cu: of a tile of a head (of all batches) and the n-th 32 of its blocks. */
-__device__ __forceinline__ uint64_t *visits_of(const struct hopper_backward_params &a, int head, int tile, int n) {
-    return a.visits + ((int64_t)head * a.row_tiles + tile) * a.visit_words + n;
+/* The word of hopper_dq_order.cu for a tile of a head (of all batches) and the n-th 32 of its blocks. */
+__device__ __forceinline__ uint64_t *dq_order_of(const struct hopper_backward_params &a, int head, int tile, int n) {
+    return a.dq_order + ((int64_t)head * a.row_tiles + tile) * a.dq_order_words + n;
 }
-/* How many blocks have the tile in their walk before the turn-th. */
-__device__ __forceinline__ int visits_before(uint64_t word, int turn) {
+/* How many blocks before the turn-th process the tile. */
+__device__ __forceinline__ int dq_order_before(uint64_t word, int turn) {
     return (int)(word >> 32) + __popc((uint32_t)word & ((1u << turn % 32) - 1));
 }
 
-/* How many blocks of keys have a tile of rows in their walk before this one, which has. */
+/* How many key blocks before this one process a tile of rows that this one processes. */
 __device__ __forceinline__ int blocks_before(const struct hopper_backward_params &a, const struct key_block &k,
                                              int tile) {
     const int first = first_key(a.in.in, find_sequence(a.in.in, k.batch), tile * BLOCK_M);
     return (k.first_key - first / BLOCK_N * BLOCK_N) / BLOCK_N;
 }
 
-/* The rows of a step: those of a tile of a query head, the block's heads one after the other. */
+/* The rows of a step: a tile of a query head. The block's heads follow each other. */
 struct step_rows {
     int head, tile;
     __device__ __forceinline__ void advance(const struct key_block &k) {
         head += tile == k.end_tile();
         tile = k.tile_after(tile);
     }
-    /* Where their sums, lse and delta begin in the workspace. */
+    /* Index of the first row's sums, lse and delta in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
         if (VARLEN)
             return backward_begin(find_packed_q(a.in.in, batch).begin, batch, ROW_STEP) + head * a.in.rows +
@@ -167,24 +167,24 @@ struct step_rows {
     }
 };
 
-/* Where in shared memory lies what makes P of scores: of the tile's rows lse and what it has rounded away, KEYED of the
- * warpgroup's keys BLOCK_N words of first rows, of last ones, of numbers and of biases, and tiles of bias and mask. */
+/* Addresses in shared memory of what turns scores into P: lse of the tile's rows and the part that it has rounded away;
+ * with KEYED the list of the warpgroup's keys (hopper_key_list.cuh); tiles of bias and mask. */
 struct score_sources {
     uint32_t lse, low, keys, bias, mask;
     bool masked;      /* the mask may hide something */
-    int mask_key;     /* of the tile of mask, what is added to the key that a thread has by its number */
+    int mask_key;     /* offset of the warpgroup's first key in the tile of mask */
     uint32_t covered; /* of the warp: note_covered() */
     bool ranged;      /* row intervals may hide something, */
     int head;         /* those of a query head */
 };
 
-/* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
+/* Address of the mask's byte of a thread's key in row 2 (lane % 4) + c of the first group of eight rows. */
 __device__ __forceinline__ uint32_t mask_address(uint32_t tile, int key, int c) {
     const int row = threadIdx.x % 4 * 2 + c;
     return tile + row * 128 + (((key >> 4) ^ row) << 4) + (key & 14);
 }
 
-/* What the mask of a tile hides becomes -inf. */
+/* Sets scores that the tile of mask hides to -inf. */
 __device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t tile, int mask_key) {
     const int thread = (int)tid_x_reread(), key = thread / 32 * 16 + thread % 32 / 4 + mask_key;
     const uint32_t byte = 0xff << key % 2 * 8;
@@ -200,13 +200,13 @@ __device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t ti
         }
 }
 
-/* Where a lane's row of matrices of a tile of bias begins, of rows 0-15: as it leaves dS. */
+/* Address of a lane's row of the matrices in rows 0 .. 15 of a tile of bias, which is laid out as dS. */
 __device__ __forceinline__ uint32_t bias_address(uint32_t tile, int lane) {
     const int row = lane / 16 * 8 + lane % 8, chunk = (int)tid_x_reread() / 32 % 4 * 2 + lane / 8 % 2;
     return panels<BLOCK_M>{tile}.panel_chunk(row, chunk);
 }
 
-/* KEYED: rows of a tile from row `row` on that see the thread's keys. */
+/* KEYED: which rows see the thread's keys, counted from row `row`. */
 __device__ __forceinline__ void find_rows(int (&first)[2], int (&last)[2], uint32_t keys, int row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -215,7 +215,7 @@ __device__ __forceinline__ void find_rows(int (&first)[2], int (&last)[2], uint3
     }
 }
 
-/* What the rows first[half] <= row < last[half] of the tile do not hold becomes -inf. */
+/* Sets scores outside of first[half] <= row < last[half] to -inf. */
 __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, const int (&first)[2],
                                           const int (&last)[2]) {
 #pragma unroll
@@ -226,8 +226,9 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
     }
 }
 
-/* What no range of its row holds becomes -inf, of the 64 keys from `first_key` on and of BLOCK_M rows from row `row` on.
- * A lane reads the ranges of some rows: the first key, and from bit 8 on how many; the others get them from it. */
+/* Sets scores whose key lies in no range of their row to -inf, for 64 keys from `first_key` on and BLOCK_M rows from
+ * row `row` on. A lane reads the ranges of some rows, as the first key and, from bit 8 on, the number of keys; the
+ * other lanes get them by shuffles. */
 __device__ __forceinline__ void hide_others(float (&s)[BLOCK_M / 2], const struct gpu_row_intervals &r,
                                             const struct sequence &at, int head, int first_key, int row) {
     const int lane = (int)tid_x_reread() % 32, key = (int)tid_x_reread() / 32 % 4 * 16 + lane / 4;
@@ -258,8 +259,9 @@ __device__ __forceinline__ void hide_others(float (&s)[BLOCK_M / 2], const struc
             s[i] = MINUS_INF;
 }
 
-/* The exponent of P, to base 2, from a product of Q and K. unit: score_unit(); lse: as the row's is kept, +inf of a row
- * that sees no key; low: what it has rounded away. BIAS_HIDES: a bias of -inf hides the pair also where K is NaN. */
+/* The exponent of P, to base 2, from a product of Q and K. unit is score_unit(); lse is the row's as it is kept,
+ * +inf of a row that sees no key; low is the part that it has rounded away. With BIAS_HIDES a bias of -inf hides the
+ * pair also where K is NaN. */
 #ifndef BIAS_HIDES
 #    define BIAS_HIDES 0
 #endif
@@ -278,8 +280,8 @@ __device__ __forceinline__ float exponent_of(float x, [[maybe_unused]] const str
     return BIAS_HIDES && bias == MINUS_INF ? MINUS_INF : x;
 }
 
-/* Lse or delta of the thread's two rows of each of some groups of eight, of a tile in shared memory. Where some are
- * read before, to `early`, no register keeps the thread's place from one use to the next. */
+/* Loads lse or delta of the thread's two rows in each of some groups of eight rows, from a tile in shared memory. Where
+ * some are prefetched to `early`, the thread's offset is computed again at each use and takes no register. */
 #ifndef EARLY_GROUPS
 #    define EARLY_GROUPS 0
 #endif
@@ -303,8 +305,8 @@ __device__ __forceinline__ void find_group(float (&x)[2], const float (&early)[E
         load_rows(x, own + group * 32);
 }
 
-/* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. Beyond the
- * sequence's last key there are zeros, which would have weight. */
+/* Turns scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on into P^T, in place. Keys
+ * beyond the sequence's last are zeros in shared memory, which would have weight: they are hidden. */
 __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float (&early)[EARLY_ROWS],
                                             const struct hopper_backward_params &a, int batch, int first_key, int row,
                                             const struct score_sources &from) {

@@ -1,5 +1,5 @@
-/* hopper_gradients.c: what hopper_backward.c and hopper_backward_2pass.c share. */
-#include "families/hopper/backward/hopper_gradients.h"
+/* hopper_backward_common.c: what hopper_backward.c and hopper_backward_2pass.c share. */
+#include "families/hopper/backward/hopper_backward_common.h"
 
 #include <math.h>
 #include <stdio.h>

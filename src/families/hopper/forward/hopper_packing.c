@@ -1,5 +1,5 @@
-/* hopper_ways.c: packing of heads and splits of keys, by an estimate in steps of a block's tile of keys. */
-#include "families/hopper/forward/hopper_ways.h"
+/* hopper_packing.c: packing of heads and splits of keys, by an estimate in steps of a block's tile of keys. */
+#include "families/hopper/forward/hopper_packing.h"
 
 #include <math.h>
 
@@ -18,19 +18,20 @@ static int scored(const fdm_problem *p) {
 }
 static int64_t group(const fdm_problem *p) { return p->heads / p->heads_kv; }
 
-int hopper_way_possible(const fdm_problem *p, struct hopper_way way) {
-    if (way.packed < 1 || way.packed > HOPPER_PACKED_MAX || (way.packed & (way.packed - 1)) || group(p) % way.packed ||
-        way.splits < 1 || way.splits > GPU_SPLITS_MAX)
+int hopper_packing_possible(const fdm_problem *p, struct hopper_packing packing) {
+    if (packing.packed < 1 || packing.packed > HOPPER_PACKED_MAX || (packing.packed & (packing.packed - 1)) ||
+        group(p) % packing.packed || packing.splits < 1 || packing.splits > GPU_SPLITS_MAX)
         return 0;
-    return (way.packed == 1 || !scored(p)) && (way.splits == 1 || (!scored(p) && !p->varlen && p->head_dim_v % 8 == 0));
+    return (packing.packed == 1 || !scored(p)) &&
+           (packing.splits == 1 || (!scored(p) && !p->varlen && p->head_dim_v % 8 == 0));
 }
 
 /* The fewest heads that leave the fewest blocks. */
 static int32_t packed_of(const fdm_problem *p, int32_t block_m) {
     int32_t best = 1;
-    for (struct hopper_way way = {2, 1}; hopper_way_possible(p, way); way.packed *= 2)
-        if (hopper_all_blocks(p, way.packed, block_m) < hopper_all_blocks(p, best, block_m))
-            best = way.packed;
+    for (struct hopper_packing packing = {2, 1}; hopper_packing_possible(p, packing); packing.packed *= 2)
+        if (hopper_all_blocks(p, packing.packed, block_m) < hopper_all_blocks(p, best, block_m))
+            best = packing.packed;
     return best;
 }
 
@@ -62,7 +63,7 @@ static double steps_of(const struct load *l, int32_t splits) {
 static int32_t splits_of(const fdm_problem *p, const struct load *l, int32_t packed) {
     int32_t best = 1;
     double least = steps_of(l, 1);
-    if (l->blocks > FEW_WAVES * l->num_sms || !hopper_way_possible(p, (struct hopper_way){packed, 2}))
+    if (l->blocks > FEW_WAVES * l->num_sms || !hopper_packing_possible(p, (struct hopper_packing){packed, 2}))
         return 1;
     for (int32_t splits = 2; splits <= SPLITS_MAX && splits * TILES_OF_A_SPLIT_MIN <= l->tiles; splits++) {
         const double steps = steps_of(l, splits);
@@ -99,22 +100,22 @@ static int splitting_pays(const struct load *l, int is_causal, int32_t splits) {
     return 5 * l->blocks <= 3 * l->num_sms && steps < 0.7 * (double)(l->tiles + ITEM_STEPS);
 }
 
-int32_t hopper_ways(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
-                    struct hopper_way ways[HOPPER_WAYS]) {
+int32_t hopper_packings(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
+                        struct hopper_packing packings[HOPPER_PACKINGS]) {
     const int32_t packed = packed_of(p, block_m);
     const struct load loads[2] = {load_of(device, p, block_m, block_n, 1),
                                   load_of(device, p, block_m, block_n, packed)};
-    double steps[HOPPER_WAYS];
+    double steps[HOPPER_PACKINGS];
     int32_t count = 0, fastest = 0;
-    for (int n = 0; n < HOPPER_WAYS; n++) {
+    for (int n = 0; n < HOPPER_PACKINGS; n++) {
         const struct load *l = &loads[n & 1];
-        struct hopper_way way = {n & 1 ? packed : 1, 1};
+        struct hopper_packing packing = {n & 1 ? packed : 1, 1};
         if (n & 2)
-            way.splits = splits_of(p, l, way.packed);
-        if ((n & 1 && packed == 1) || (n & 2 && way.splits == 1))
+            packing.splits = splits_of(p, l, packing.packed);
+        if ((n & 1 && packed == 1) || (n & 2 && packing.splits == 1))
             continue;
-        steps[count] = steps_of(l, way.splits);
-        ways[count++] = way;
+        steps[count] = steps_of(l, packing.splits);
+        packings[count++] = packing;
     }
     const int few = hopper_row_blocks(p, 1, block_m) <= FEW_BLOCKS; /* the estimate is of few */
     double least = 0.9 * steps[0];
@@ -124,12 +125,13 @@ int32_t hopper_ways(const fdm_device *device, const fdm_problem *p, int32_t bloc
             least = steps[n];
         }
     for (int32_t n = 1; n < count && !few && !fastest; n++)
-        if (ways[n].splits == 1 ? packing_pays(p, block_m, block_n, packed)
-                                : ways[n].packed == 1 && splitting_pays(&loads[0], p->causal, ways[n].splits))
+        if (packings[n].splits == 1
+                ? packing_pays(p, block_m, block_n, packed)
+                : packings[n].packed == 1 && splitting_pays(&loads[0], p->causal, packings[n].splits))
             fastest = n;
-    const struct hopper_way first = ways[fastest];
+    const struct hopper_packing first = packings[fastest];
     for (int32_t n = fastest; n > 0; n--)
-        ways[n] = ways[n - 1];
-    ways[0] = first;
+        packings[n] = packings[n - 1];
+    packings[0] = first;
     return count;
 }

@@ -1,7 +1,7 @@
-/* hopper_gradients.h: what the family's backwards share on the host: head dims, refusals, how heads are divided among
- * blocks that own keys, needs, maps. */
-#ifndef FDM_HOPPER_GRADIENTS_H
-#define FDM_HOPPER_GRADIENTS_H
+/* hopper_backward_common.h: what the family's backwards share on the host: head dims, refusals, the division of heads
+ * among key blocks, workspace, tensor maps. */
+#ifndef FDM_HOPPER_BACKWARD_COMMON_H
+#define FDM_HOPPER_BACKWARD_COMMON_H
 
 #include "families/hopper/backward/hopper_backward.h"
 #include "gpu/gpu_backward.h"

@@ -1,7 +1,7 @@
-/* blackwell_rows.cuh: what blackwell_forward.cu's warps do with rows: P from scores, and O to its end. For kernels that
- * define the tile, the offsets of tensor memory and shared memory, and the walk over items and tiles. */
-#ifndef FDM_BLACKWELL_ROWS_CUH
-#define FDM_BLACKWELL_ROWS_CUH
+/* blackwell_epilogue.cuh: what blackwell_forward.cu's warps do with rows: P from scores, and O to its end. For
+ * kernels that define the tile, the offsets of tensor memory and shared memory, and the walk over items and tiles. */
+#ifndef FDM_BLACKWELL_EPILOGUE_CUH
+#define FDM_BLACKWELL_EPILOGUE_CUH
 
 #include "cuda/ptx/copy.cuh"
 #include "families/blackwell/forward/blackwell_softmax.cuh"

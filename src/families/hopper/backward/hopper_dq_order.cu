@@ -1,26 +1,28 @@
-/* hopper_visits.cu: which blocks of keys of hopper_backward.cu come to which tiles of query rows, where masks or
- * intervals say so: from that a block knows its turn at a tile, when blocks add in a fixed order.
+/* hopper_dq_order.cu: which key blocks of hopper_backward.cu process which tiles of query rows, where masks or
+ * intervals decide that. A key block reads from it how many blocks add to a tile of dQ before it, when additions have a
+ * fixed order.
  *
- * Of each batch, KV head, tile of BLOCK_M rows and 32 blocks, in the order in which they begin, a word: the low half
- * has a bit for each that has the tile in its walk, the high half counts those of the words before.
+ * dq_order[batch][kv_head][row_tile][n] is a word of 64 bits about the n-th 32 key blocks, in the order in which blocks
+ * begin. Bit i of its low half says that block i processes the tile; its high half counts the blocks of earlier words
+ * that do.
  *
- * Grid: of each batch and KV head a block for 32 tiles. Its warps look at the keys of one block each, as
- * hopper_backward.cu does, and find the bits of these tiles; then each takes one tile, and turns bits of tiles to bits
- * of blocks. A key is looked at once for each 2048 rows. */
+ * Grid: one block for each batch, KV head and 32 row tiles. Each of its warps reads the keys of one key block, as
+ * hopper_backward.cu does, and finds the bits of these tiles. Then each warp takes one tile, and transposes bits of
+ * tiles to bits of blocks. A key is read once for each 2048 rows. */
 #include "cuda/ptx/launch.cuh"
-#include "families/hopper/backward/hopper_visits.h"
+#include "families/hopper/backward/hopper_dq_order.h"
 
-HOPPER_VISITS_CONSTANTS(GPU_CONSTANT_GIVEN)
+HOPPER_DQ_ORDER_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define DESCENDS 1
 #define ORDERED  1
 #define PARTS    0
 #define BLOCK_M  64
 #define BLOCK_N  128
-#define THREADS  (32 * HOPPER_VISITS_BLOCKS)
-#include "families/hopper/backward/hopper_keys.cuh"
+#define THREADS  (32 * HOPPER_DQ_ORDER_BLOCKS)
+#include "families/hopper/backward/hopper_key_list.cuh"
 
-/* Those of the word-th 32 tiles that the block walks. */
+/* The bits of the tiles among the word-th 32 that the block processes. */
 __device__ __forceinline__ uint32_t walked_tiles(const struct hopper_backward_params &a, const struct key_block &k,
                                                  int word) {
     uint32_t bits = 0;
@@ -44,14 +46,14 @@ __device__ __forceinline__ uint32_t walked_tiles(const struct hopper_backward_pa
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    hopper_visits(const __grid_constant__ struct hopper_backward_params a) {
-    __shared__ uint32_t walked[HOPPER_VISITS_BLOCKS]; /* by a block: bits of tiles */
+    hopper_dq_order(const __grid_constant__ struct hopper_backward_params a) {
+    __shared__ uint32_t walked[HOPPER_DQ_ORDER_BLOCKS]; /* of each key block: bits of tiles */
     griddepcontrol_launch_dependents();
     const int words = (a.row_tiles + 31) / 32, head = (int)blockIdx.x / words, word = (int)blockIdx.x % words;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = word * 32 + warp, blocks = blocks_of_head(a);
     uint32_t before = 0;
 #pragma unroll 1
-    for (int n = 0; n < a.visit_words; n++) {
+    for (int n = 0; n < a.dq_order_words; n++) {
         const int turn = n * 32 + warp;
         const uint32_t tiles =
             turn < blocks ? walked_tiles(a, find_block(a, find_place(a, place_of(a, head, turn))), word) : 0;
@@ -60,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         const uint32_t bits = __ballot_sync(0xffffffff, walked[lane] >> warp & 1);
         if (lane == 0 && tile < a.row_tiles)
-            *visits_of(a, head, tile, n) = (uint64_t)before << 32 | bits;
+            *dq_order_of(a, head, tile, n) = (uint64_t)before << 32 | bits;
         before += __popc(bits);
         __syncthreads();
     }

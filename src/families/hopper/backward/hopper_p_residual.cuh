@@ -1,15 +1,16 @@
-/* hopper_exact.cuh: P in float32 between the products of hopper_backward.cu (EXACT), as its 16 bits and what rounding
- * leaves; and the slope of a cap, which is found from it. */
-#ifndef FDM_HOPPER_EXACT_CUH
-#define FDM_HOPPER_EXACT_CUH
+/* hopper_p_residual.cuh: P in float32 as two 16-bit parts, its rounded value and the residual, which hopper_backward.cu
+ * keeps between its products (DS_FROM_F32_P); and the slope of a softcap, which is computed from P. */
+#ifndef FDM_HOPPER_P_RESIDUAL_CUH
+#define FDM_HOPPER_P_RESIDUAL_CUH
 
 #include "cuda/ptx/special.cuh"
 #include "gpu/convert.cuh"
 #include "gpu/numbers.h"
 
-/* Two floats above or at 0 to their 16-bit `high`, and in `rest` what the rounding leaves; and back. bfloat16: the
- * lower halves of the numbers, to be added to the others with their sign; the lowest bit is set, so that none lies in
- * the middle of two neighbours, where the sign would not be known. float16: 4096 times the difference. */
+/* split_pair() rounds two floats, which are not negative, to 16 bits in `high`, and puts the residuals in `rest`;
+ * join_pair() adds them again. In bfloat16 a residual is the lower half of the number, which join_pair() extends by its
+ * sign; bit 0 is set first, so that no number lies midway between two neighbours. In float16 a residual is 4096 times
+ * the difference. */
 __device__ __forceinline__ void split_pair(uint32_t &high, uint32_t &rest, float x, float y) {
 #if DTYPE == GPU_BFLOAT16
     const uint32_t i = __float_as_uint(x) | min(__float_as_uint(x), 1u),
@@ -31,7 +32,8 @@ __device__ __forceinline__ void join_pair(float (&x)[2], uint32_t high, uint32_t
 #endif
 }
 
-/* The derivative of the cap at a score, which P = exp(score - lse) tells; of no matter where P is 0. */
+/* The derivative of the softcap at a score. The score follows from P = exp(score - lse); where P is 0 any result will
+ * do. */
 __device__ __forceinline__ float slope_of_cap(float p, float lse, float softcap_inverse) {
     const float t = fmaxf(__fmaf_rn(lg2_approx(p), 1 / LOG2_E, lse) * softcap_inverse, -1.0f);
     return __fmaf_rn(-t, t, 1.0f);

@@ -1,31 +1,30 @@
-/* hopper_keys.cuh: what a block that owns keys lists in shared memory before its steps: its keys, where
- * something says key by key which rows see them (KEYED), and which tiles of query rows have a step (LISTED), as some
- * key is seen by them.
+/* hopper_key_list.cuh: the lists that a block of keys makes in shared memory before its steps. KEYED: the rows that see
+ * each key. LISTED: the tiles of query rows that have a step, because some row of theirs sees some key of the block.
  *
- * At `keys` words [BLOCK_N] each: the first row that sees the key, the row past the last (both 0: none), its bias. At
- * `seen` a bit for each tile of BLOCK_M rows that has a step, after them (MASK_TILE) a bit for each of which the mask
- * hides a part, and (ROW_INTERVALS) for each 64 keys a bit for each of which row intervals or windows hide a part. The
- * query heads of a group agree on all of it. */
-#ifndef FDM_HOPPER_KEYS_CUH
-#define FDM_HOPPER_KEYS_CUH
+ * `keys` is the address of arrays of BLOCK_N words: the first row that sees the key, the row past the last (both 0: no
+ * row), its bias. `seen` is the address of a bit for each tile of BLOCK_M rows: it has a step. With MASK_TILE a second
+ * array says that the mask hides a part of the tile; with ROW_INTERVALS one array for each 64 keys says that row
+ * intervals or windows do. All query heads of a group have the same lists. */
+#ifndef FDM_HOPPER_KEY_LIST_CUH
+#define FDM_HOPPER_KEY_LIST_CUH
 
-#include "families/hopper/backward/hopper_gradients.cuh"
+#include "families/hopper/backward/hopper_backward_common.cuh"
 #include "gpu/block_mask.h"
 
 enum { SEEN_WORDS = HOPPER_BACKWARD_TILES_MAX / 32 };
 
-/* The number of the block's n-th key; from seqlen_k on: none. */
+/* The number of the block's n-th key. A number of seqlen_k or above is no key. */
 __device__ __forceinline__ int key_number(const struct hopper_backward_params &a, const struct key_block &k, int n) {
     return are_sorted(a) ? *sorted_keys(a, k, n) : k.first_key + n;
 }
 
-/* Rows first .. last - 1 see the block's n-th key: none where that is empty. */
+/* Rows first .. last - 1 see the block's n-th key; no row does where that range is empty. */
 __device__ __forceinline__ struct key_bounds find_key(const struct hopper_backward_params &a, const struct key_block &k,
                                                       const struct sequence &s, int n) {
     return rows_of_key(a.in.in, s, k.kv_head * a.in.in.group, key_number(a, k, n));
 }
 
-/* A thread a key. */
+/* Writes the words of the block's keys; a thread has one key. */
 __device__ __forceinline__ void list_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                           uint32_t keys) {
     const int n = threadIdx.x;
@@ -38,7 +37,7 @@ __device__ __forceinline__ void list_keys(const struct hopper_backward_params &a
         st_shared_4(keys + (2 * BLOCK_N + n) * 4, __float_as_uint(key.bias));
 }
 
-/* Of each warp's 16 keys: the first row from which all rows before the second see all of them. */
+/* Writes two words for each warp: the rows from the first up to the second see all of the warp's 16 keys. */
 __device__ __forceinline__ void note_covered(uint32_t keys, uint32_t covered) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp >= BLOCK_N / 16)
@@ -58,7 +57,7 @@ __device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last)
     return first < last && from <= to ? 0xffffffffu << from & 0xffffffffu >> (31 - to) : 0;
 }
 
-/* What the mask does to the lane-th tile of the word-th 32, where it is one of `bits`: GPU_BLOCK_*. */
+/* GPU_BLOCK_* of the lane-th tile of the word-th 32: what the mask hides of it. Tiles outside `bits` are hidden. */
 __device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params &a, const struct key_block &k, int word,
                                             uint32_t bits) {
     const struct gpu_forward_params &in = a.in.in;
@@ -68,8 +67,7 @@ __device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params 
     return bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
 }
 
-/* What the tile plan says of the lane-th tile of the word-th 32, where it is one of `bits`: of each 64 keys of the block
- * a bit. */
+/* The tile plan's bits of the lane-th tile of the word-th 32, one for each 64 keys of the block; 0 outside `bits`. */
 static_assert(!ROW_INTERVALS || BLOCK_N == 64 || BLOCK_N == 128, "a block's bits lie in one word");
 __device__ __forceinline__ uint32_t planned_bits(const struct hopper_backward_params &a, const struct key_block &k,
                                                  const uint32_t *plan, int word, uint32_t bits) {
@@ -79,13 +77,13 @@ __device__ __forceinline__ uint32_t planned_bits(const struct hopper_backward_pa
                ? plan[row * a.plan.key_words + key_tile / 32] >> key_tile % 32 & ((1u << BLOCK_N / 64) - 1)
                : 0;
 }
-/* Those of `bits` of which row intervals show something. */
+/* The tiles of `bits` whose rows see a key by their row intervals. */
 __device__ __forceinline__ uint32_t shown_by_ranges(const struct hopper_backward_params &a, const struct key_block &k,
                                                     int word, uint32_t bits) {
     return __ballot_sync(0xffffffff, planned_bits(a, k, a.plan.seen, word, bits));
 }
 
-/* A warp a word. */
+/* Writes the bits of tiles; a warp has a word. */
 __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &a, const struct key_block &k,
                                            uint32_t keys, uint32_t seen) {
     const int lane = threadIdx.x % 32;
@@ -123,7 +121,7 @@ __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &
     }
 }
 
-/* Tiles whose bits are set: how many, the first and the last. Every warp counts for itself. */
+/* The tiles whose bits are set: their number, the first and the last. Every warp counts for itself. */
 struct listed_tiles {
     int count, first, last;
 };
@@ -141,7 +139,7 @@ __device__ __forceinline__ struct listed_tiles count_listed(uint32_t seen) {
             __reduce_max_sync(0xffffffff, last)};
 }
 #if LISTED
-/* The block's steps, of those tiles alone. */
+/* The block with steps at listed tiles alone. */
 __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
     const struct listed_tiles listed = count_listed(seen);
     k.tiles = listed.count;
@@ -153,7 +151,7 @@ __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int 
 }
 #endif
 
-/* Whether the mask hides a part of a tile that has a step; row intervals or windows, of the n-th 64 keys. */
+/* Whether the mask hides a part of a tile that has a step; whether row intervals or windows do, of the n-th 64 keys. */
 __device__ __forceinline__ bool hides_part(uint32_t seen, int tile) {
     return ld_shared_4(seen + (SEEN_WORDS + tile / 32) * 4) >> tile % 32 & 1;
 }
@@ -161,7 +159,7 @@ __device__ __forceinline__ bool ranges_hide_part(uint32_t seen, int tile, int n)
     return ROW_INTERVALS && hides_part(seen + (MASK_TILE + n) * SEEN_WORDS * 4, tile);
 }
 
-/* The rows of one matrix of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by so many
+/* Copies the rows of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by `threads`
  * threads. */
 template <int chunks, int threads = 128>
 __device__ __forceinline__ void gather_rows(uint32_t to, const struct gpu_matrix &from, int columns,

@@ -1,6 +1,6 @@
-/* mma_backward_turns.cuh: the order in which blocks of mma_backward.cu add to the same sums, where it is fixed. */
-#ifndef FDM_MMA_BACKWARD_TURNS_CUH
-#define FDM_MMA_BACKWARD_TURNS_CUH
+/* mma_backward_semaphores.cuh: the order in which blocks of mma_backward.cu add to the same sums, where it is fixed. */
+#ifndef FDM_MMA_BACKWARD_SEMAPHORES_CUH
+#define FDM_MMA_BACKWARD_SEMAPHORES_CUH
 
 #include "families/mma/backward/mma_backward_place.cuh"
 
@@ -59,14 +59,14 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
             int *semaphore = semaphore_of(a, at, h, row);
             const int mine = my_turn(a, at, row);
             if (row != turns.added)
-                await_turn(semaphore, mine);
-            hand_on_turn(semaphore, mine);
+                wait_semaphore(semaphore, mine);
+            release_semaphore(semaphore, mine);
         }
         if (TURNS_DBIAS && row != turns.added) { /* else hand_on_before() was there */
             int *semaphore = dbias_semaphore_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
-            await_turn(semaphore, mine);
-            hand_on_turn(semaphore, mine);
+            wait_semaphore(semaphore, mine);
+            release_semaphore(semaphore, mine);
         }
     }
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
     turns.added = row;
     h = opaque(h); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
-        hand_on_turn(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
+        release_semaphore(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
 }
 __device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct gpu_backward_params &a,
                                              const struct place &at, const struct walk &w, int h) {

@@ -1,19 +1,19 @@
-/* hopper_server.cuh: the warpgroup of hopper_backward.cu that serves: it loads, adds dS K to dQ, writes the gradient of
- * a bias that belongs to one pair, and keeps the turns of a fixed order. It stands on the places in shared memory that
- * are named there. */
-#ifndef FDM_HOPPER_SERVER_CUH
-#define FDM_HOPPER_SERVER_CUH
+/* hopper_dq_warpgroup.cuh: the producer warpgroup of hopper_backward.cu. It loads, adds dS K to dQ, writes the gradient
+ * of a bias that one (row, key) pair has alone, and waits for and releases the semaphores of a fixed order.
+ * hopper_backward.cu defines the views of shared memory. */
+#ifndef FDM_HOPPER_DQ_WARPGROUP_CUH
+#define FDM_HOPPER_DQ_WARPGROUP_CUH
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/ring.cuh"
-#include "families/hopper/backward/hopper_keys.cuh"
+#include "families/hopper/backward/hopper_key_list.cuh"
 #include "families/hopper/pipeline/hopper_panels.cuh"
-#include "gpu/turns.cuh"
+#include "gpu/semaphores.cuh"
 
-/* The first `count` of eight elements to global memory; at a multiple of 16 bytes. */
+/* Stores the first `count` of eight elements to global memory, at a multiple of 16 bytes. */
 __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4], int count) {
     if (count == 8)
         *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
@@ -23,25 +23,25 @@ __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4],
             if (e < count)
                 ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
 }
-struct server {
+struct dq_warpgroup {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
-    struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
-    struct step_rows dout_loaded;   /* of dO, where that comes later */
-    struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
-    uint32_t scores;                /* tiles that were loaded */
-    int *turns, turn;               /* SERVER_TURNS: of the warp's rows of the step before, to be handed on */
-    int seen;                       /* what its turn was when the warp last looked: one that is coming */
-    uint64_t visits = 0;            /* SERVER_TURNS, LISTED: who comes to the step's rows */
-    int dbias_turn = 0;             /* DBIAS_TURNS: of the step */
+    struct step_rows loaded, added; /* the rows of the next step to load, and to add to dQ */
+    struct step_rows dout_loaded;   /* the same of dO, which may be loaded later */
+    struct step_rows scored;        /* SCORED: the rows of the next tile of bias and mask */
+    uint32_t scores;                /* tiles of bias and mask loaded so far */
+    int *turns, turn;      /* DQ_TURNS: the semaphore of the step before, and its value, still to be released */
+    int seen;              /* the value of the next step's semaphore when the warp last read it */
+    uint64_t dq_order = 0; /* DQ_TURNS, LISTED: the word of hopper_dq_order.cu for the step's rows */
+    int dbias_turn = 0;    /* DBIAS_TURNS: the value of the step's semaphore */
 
     template <int count>
     __device__ __forceinline__ void load_keys(uint32_t to, const struct cuda_tensor_map &map, uint32_t full) const {
         mbarrier_arrive_expect_tx(full, key_panels::BYTES * count);
         load_panels<count, BLOCK_N>(to, &map, full, k.k_begin + k.first_key, k.kv_head, VARLEN ? 0 : k.batch);
     }
-    /* The keys lie scattered: by all threads, each of which arrives. */
+    /* All threads load keys that lie scattered, and each arrives. */
     __device__ __forceinline__ void gather_keys() {
         const struct gpu_forward_params &in = a.in.in;
         gather_rows<HEAD_DIM / 8>(base, in.k, in.head_dim, a, k);
@@ -49,7 +49,7 @@ struct server {
         gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, in.v, in.head_dim_v, a, k);
         cp_async_mbarrier_arrive_noinc(v_full(base).at);
     }
-    /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
+    /* Loads Q of a step, and dO of the same step or, where dO has a stage less, of the step before. */
     __device__ __forceinline__ void load_step(int step) {
         const int dout_step = step - DOUT_LAG;
         const uint32_t q_there = q_full(base).barrier(step), dout_there = dout_full(base).barrier(dout_step);
@@ -74,7 +74,7 @@ struct server {
         loaded.advance(k);
     }
 
-    /* The bias of a step, and its mask where that hides something. */
+    /* Loads the bias of a step, and its mask where that hides something. */
     __device__ __forceinline__ void load_scores() {
         const struct gpu_forward_params &in = a.in.in;
         const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, scored.tile);
@@ -95,7 +95,7 @@ struct server {
         scored.advance(k);
     }
 
-    /* The gradient of the bias from dS of a step: eight keys of a row at a time. */
+    /* Writes the gradient of the bias from dS of a step, eight keys of a row at a time. */
     __device__ __forceinline__ void add_dbias(int step) {
         const struct gpu_forward_params &in = a.in.in;
         const int chunk = threadIdx.x % (BLOCK_N / 8), key = k.first_key + chunk * 8, count = min(in.seqlen_k - key, 8);
@@ -114,9 +114,9 @@ struct server {
         __syncwarp(); /* all lanes have read */
     }
 
-    /* SERVER_TURNS: how many blocks add to the step's rows before this one. */
+    /* DQ_TURNS: how many blocks add to the step's rows before this one. */
     __device__ __forceinline__ int find_turn() const {
-        return !SERVER_TURNS ? 0 : LISTED ? visits_before(visits, k.turn) : blocks_before(a, k, added.tile);
+        return !DQ_TURNS ? 0 : LISTED ? dq_order_before(dq_order, k.turn) : blocks_before(a, k, added.tile);
     }
 
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
@@ -139,9 +139,9 @@ struct server {
         const int64_t rows = added.place(a, k.batch) + warp * 16;
         int *const own_turns = a.in.semaphores + rows / 16;
         const int own_turn = find_turn();
-        if (SERVER_TURNS && first == 0 && lane == 0 && seen != own_turn)
+        if (DQ_TURNS && first == 0 && lane == 0 && seen != own_turn)
             seen = ld_relaxed(own_turns);
-        if (SERVER_TURNS && first == 0)
+        if (DQ_TURNS && first == 0)
             hand_on(step);
         if (DBIAS_TURNS && first == 0)
             hand_on_dbias();
@@ -149,7 +149,7 @@ struct server {
         if (first + columns == HEAD_DIM)
             ds_ring(base).release(step);
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
-        if (APART) /* the step before has added what lies there */
+        if (DQ_ADDER) /* the adder has read the step before */
             dq_empty(base, first / columns).wait_before(step);
         else if (lane == 0)
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
@@ -160,10 +160,10 @@ struct server {
                          __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3]));
         fence_proxy_async();
         __syncwarp();
-        if (APART) {
+        if (DQ_ADDER) {
             dq_full(base, first / columns).arrive_warp(step);
         } else if (lane == 0) {
-            if (SERVER_TURNS && first == 0) {
+            if (DQ_TURNS && first == 0) {
                 while (seen != own_turn)
                     seen = ld_relaxed(own_turns);
                 fence_proxy_async_global();
@@ -171,14 +171,14 @@ struct server {
             cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
         }
-        if (SERVER_TURNS && first + columns == HEAD_DIM) {
+        if (DQ_TURNS && first + columns == HEAD_DIM) {
             turns = own_turns;
             turn = own_turn;
         }
     }
 
-    /* DBIAS_TURNS: the second warp waits for the turns at the gradient of a bias, and hands them on: the first one
-     * loads. */
+    /* DBIAS_TURNS: the second warp waits for the semaphores of the gradient of a bias, and releases them, as the first
+     * one loads. */
     __device__ __forceinline__ bool keeps_turns() const { return threadIdx.x / 32 % 4 == 1; }
     __device__ __forceinline__ int *dbias_semaphore() const {
         const struct gpu_scores &bias = a.in.in.bias;
@@ -187,7 +187,7 @@ struct server {
                (head * a.key_blocks + k.first_key / BLOCK_N) * backward_semaphores(a.in.in.seqlen_q) +
                added.tile * (BLOCK_M / 32);
     }
-    /* How many heads, of all batches where they share it too, add dS of the same keys and rows before this one. */
+    /* How many heads, of all batches where these share the bias, add dS of the same keys and rows before this one. */
     __device__ __forceinline__ int heads_before() const {
         const struct gpu_scores &bias = a.in.in.bias;
         const int first = added.head / bias.group * bias.group;
@@ -196,9 +196,9 @@ struct server {
             return others;
         int count = 0;
 #pragma unroll 1
-        for (int n = threadIdx.x % 32; n < others; n += 32) { /* those that come to the rows */
+        for (int n = threadIdx.x % 32; n < others; n += 32) { /* heads whose block processes the rows */
             const int batch = bias.batch ? k.batch : n / bias.group, kv_head = (first + n % bias.group) / a.in.in.group;
-            const uint64_t *word = visits_of(a, batch * a.in.in.heads_kv + kv_head, added.tile, k.turn / 32);
+            const uint64_t *word = dq_order_of(a, batch * a.in.in.heads_kv + kv_head, added.tile, k.turn / 32);
             count += (int)(*word >> k.turn % 32 & 1);
         }
         return __reduce_add_sync(0xffffffff, count);
@@ -208,23 +208,23 @@ struct server {
             return;
         dbias_turn = heads_before();
         if (threadIdx.x % 32 == 0) {
-            await_turn(dbias_semaphore(), dbias_turn);
+            wait_semaphore(dbias_semaphore(), dbias_turn);
             turn_full(base).arrive(0);
         }
         __syncwarp();
     }
-    /* When dS of the step is there, its additions are made: the release of their barrier is before this one. */
+    /* The consumers have added before they release dS of a step, so that the semaphore may be released then. */
     __device__ __forceinline__ void hand_on_dbias() const {
         if (keeps_turns() && threadIdx.x % 32 == 0)
-            hand_on_turn(dbias_semaphore(), dbias_turn);
+            release_semaphore(dbias_semaphore(), dbias_turn);
     }
 
-    /* SERVER_TURNS: when the warp's additions of the step before `step` are complete, the next block may add to the
-     * same rows. None is under way at the fence: it would wait for that too. */
+    /* DQ_TURNS: releases the semaphore of the step before `step` when the warp's additions to it are complete. No other
+     * addition is in flight then: the fence would wait for it too. */
     __device__ __forceinline__ void hand_on(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<0>();
-            hand_on_turn(turns, turn);
+            release_semaphore(turns, turn);
         }
     }
 
@@ -235,7 +235,7 @@ struct server {
             int step = 0;
             if (!GATHER)
                 load_keys<PANELS>(base, a.k_map, k_full(base).at);
-            if (k.steps > 0) /* what the first product reads comes first */
+            if (k.steps > 0) /* the first product reads it */
                 load_step(step++);
             if (!GATHER)
                 load_keys<PANELS_V>(base + V_OFFSET, a.v_map, v_full(base).at);
@@ -254,15 +254,15 @@ struct server {
         for (int step = 0; step < k.steps; step++) {
             if (SCORED) {
                 if (threadIdx.x % 128 == 0 && step + 1 < k.steps)
-                    load_scores(); /* when those of this step are read */
+                    load_scores(); /* waits until those of this step are read */
                 __syncwarp();
             }
             if (DBIAS_TURNS)
                 await_dbias_turn();
-            if (SERVER_TURNS && threadIdx.x % 32 == 0) /* on its way while the warp waits */
+            if (DQ_TURNS && threadIdx.x % 32 == 0) /* in flight while the warp waits */
                 seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
-            if (SERVER_TURNS && LISTED)
-                visits = *visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
+            if (DQ_TURNS && LISTED)
+                dq_order = *dq_order_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
             ds_ring(base).wait_full(step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
@@ -281,9 +281,9 @@ struct server {
             }
             added.advance(k);
         }
-        if (SERVER_TURNS)
+        if (DQ_TURNS)
             hand_on(k.steps);
-        else if (NEEDS_DQ && !APART && threadIdx.x % 32 == 0)
+        else if (NEEDS_DQ && !DQ_ADDER && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
     }
 };

@@ -1,4 +1,4 @@
-/* blackwell_work.cuh: how pairs of blocks take items of work, for kernels that define SCHEDULER.
+/* blackwell_scheduler.cuh: how pairs of blocks take items of work, for kernels that define SCHEDULER.
  *
  * One thread of each block, the scheduler, walks the places of an order (gpu/items.cuh) by one protocol: initial(),
  * valid() and `place`, prefetch_next(), advance(), finish(). It tells the block's other warps of each item by a ring of
@@ -9,8 +9,8 @@
  *                  cluster launch control: the leader asks, and the answer comes to both blocks
  *
  * An item is asked for when the one before it was taken up, not sooner: what is claimed early is not balanced. */
-#ifndef FDM_BLACKWELL_WORK_CUH
-#define FDM_BLACKWELL_WORK_CUH
+#ifndef FDM_BLACKWELL_SCHEDULER_CUH
+#define FDM_BLACKWELL_SCHEDULER_CUH
 
 #include "cuda/ptx/cluster_launch.cuh"
 #include "cuda/ptx/copy.cuh"
