@@ -1,15 +1,16 @@
 /* forward512.cu: the forward at head dim 512: a bare loop.
  *
  * A block owns 64 rows; two blocks with the same keys load halves for both. Two warpgroups own 256 columns of O each.
- * Warpgroup w makes S and P of the key tiles t with t mod 2 = w, and leaves P, the rows' maximum and the factor of O for
- * the other. A step of 64 keys of its owner: O += P V of the tile before, under the softmax | O += P V of this tile | S
- * of the next tile but one.
+ * Warpgroup w makes S and P of the key tiles t with t mod 2 = w, and leaves P, the rows' maximum and the factor of O
+ * for the other. A step of 64 keys of its owner: O += P V of the tile before, under the softmax | O += P V of this tile
+ * | S of the next tile but one.
  *
- * K and V come by a ring of CHUNKS, 8 or 9, chunks of 64 keys by 128 columns, in the order in which they are needed: K of the tiles
- * 0 and 1; then for each tile t the owner's half of V(t - 1), that of V(t), and K(t + 2). A chunk has one reader.
+ * K and V come by a ring of CHUNKS, 8 or 9, chunks of 64 keys by 128 columns, in the order in which they are needed:
+ * K of the tiles 0 and 1; then for each tile t the owner's half of V(t - 1), that of V(t), and K(t + 2). A chunk has
+ * one reader.
  *
- * Barriers: Q full; a chunk full, for either warpgroup one, as each waits for some of its phases only; a chunk empty (of
- * both blocks); P of each parity full and empty. */
+ * Barriers: Q full; a chunk full, for either warpgroup one, as each waits for some of its phases only; a chunk empty
+ * (of both blocks); P of each parity full and empty. */
 #include "loops.cuh"
 
 enum {

@@ -1,13 +1,13 @@
 /* order4.cu: the backward at head dim 128 in order 4, with dQ's way out by warps of their own: bare loops.
  *
- * A block owns 128 keys, 64 rows a step; two warpgroups own 64 keys each and make 64 columns of dQ each. A step: S^T and
- * dP^T | P under dP^T | dV | dS under dV | dQ, dK | dQ to a staging buffer, of which each has two, under dK.
- * LATE: dQ is that of the step before, so nobody waits for the other's dS. SKEW 1: warpgroup 1 begins half a step
- * later; 2: it also stays there, as each issues its first products of a step after the other's last.
+ * A block owns 128 keys, 64 rows a step; two warpgroups own 64 keys each and make 64 columns of dQ each. A step: S^T
+ * and dP^T | P under dP^T | dV | dS under dV | dQ, dK | dQ to a staging buffer, of which each has two, under dK. LATE:
+ * dQ is that of the step before, so nobody waits for the other's dS. SKEW 1: warpgroup 1 begins half a step later; 2:
+ * it also stays there, as each issues its first products of a step after the other's last.
  *
- * Barriers: K and V full; Q with dO full, and empty; sums of dQ full and empty of each warpgroup and buffer. Named: 1 dS
- * of both, 2 and 3 turns of the warpgroups; LATE: from 4 on dS full of each warpgroup and buffer, from 8 on empty. While
- * a product is under way nobody polls an mbarrier: ptxas (13.0) then runs out of registers. */
+ * Barriers: K and V full; Q with dO full, and empty; sums of dQ full and empty of each warpgroup and buffer. Named: 1
+ * dS of both, 2 and 3 turns of the warpgroups; LATE: from 4 on dS full of each warpgroup and buffer, from 8 on empty.
+ * While a product is under way nobody polls an mbarrier: ptxas (13.0) then runs out of registers. */
 #include "loops.cuh"
 
 /* ADDS: dQ is added; without it, what is left tells what that costs. */

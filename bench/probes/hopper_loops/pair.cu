@@ -7,7 +7,8 @@
  *
  * Barriers: K and V full; Q full and empty, dO full and empty (of each stage: all who read, in both blocks); dS full
  * and empty; out (dS to be sent, by rows only) full and empty; in full. In is empty when the other block's dS or out
- * is. CUT leaves out the additions to dQ, or dQ and the exchange: what is left tells what they cost. Named: 1 P full, 2 P empty, 3 of the server. */
+ * is. CUT leaves out the additions to dQ, or dQ and the exchange: what is left tells what they cost. Named: 1 P full, 2
+ * P empty, 3 of the server. */
 #include "loops.cuh"
 
 enum { WHOLE, NO_ADDITIONS, NO_DQ };

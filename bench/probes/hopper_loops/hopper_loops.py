@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs a bare loop and prints the clocks of a step: run.py [--steps N] [--json FILE] LOOP...
+"""Runs a bare loop and prints the clocks of a step: hopper_loops.py [--steps N] [--json FILE] LOOP...
 
-Each cubin lies in --cubins, where run.sh puts it. --emulate compiles the loop's text by the stand-in of NVRTC and runs
+Each cubin lies in --cubins, where hopper_loops.sh puts it. --emulate compiles the loop's text by the stand-in of NVRTC and runs
 few steps of a cluster on the emulated device of tests/emulator, which reports deadlocks and races.
 """
 
@@ -32,6 +32,8 @@ for names, facts in (
      ("order4", 384, 1, 128, 128, SHARED, 5 * 2 * 64 * 128 * 128, 3008, "3225-3400", 3400)),
     ("forward_512_ring8 forward_512_ring9",
      ("forward512", 384, 2, 512, 512, SHARED, 2 * 2 * 64 * 64 * 512, 2688, "2688-3000", 3150)),
+    ("roles_512",
+     ("roles512", 384, 2, 512, 512, SHARED + 64, 2 * 2 * 64 * 64 * 512, 2820, "2820-3600", 3600)),
 ):
     LOOPS.update((name, facts) for name in names.split())
 
