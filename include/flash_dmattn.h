@@ -1232,7 +1232,7 @@ typedef struct fdm_ranks_options {
     int32_t num_threads;          /* CPU: as in fdm_options */
     int32_t other_kernel;         /* 1: a rank's calls run the kernel that is best for them, not the whole problem's */
     int32_t head_ranks;           /* both: ranks in a row that exchange heads; 0 = the most up to 8 that can */
-    int32_t reserved;             /* 0 */
+    int32_t sm_margin;            /* CUDA: as in fdm_options */
     int64_t memory_bytes;         /* auto: where gather holds more bytes of other ranks' keys, the ring; 0 = no limit */
 } fdm_ranks_options;
 
@@ -1271,7 +1271,10 @@ FDM_API fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *commu
  * are the plan's. dsink, and dbias of a bias without rows and keys, are not computed; a bias of keys whose gradient is
  * wanted is float32 or float64. Gather computes dbias, and no other does. The ring has no gradients in float64, and a
  * bias of 16-bit tensors is float32 there. dq, dk, dv and dbias are whole: nothing is left to be summed. A rank that
- * fails ends the communicator, so that its peers do not wait. Plans of the CPU run, of CUDA devices none yet. */
+ * fails ends the communicator, so that its peers do not wait.
+ *
+ * On CUDA devices everything is enqueued on the launch's stream, and a plan runs once at a time. The ring, and dk and dv
+ * of float32 tensors but by ulysses, are the CPU's alone. Never run on hardware so far. */
 FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tensors, void *workspace,
                                      size_t workspace_bytes, fdm_communicator *communicator, const fdm_launch *launch);
 

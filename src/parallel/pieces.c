@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "cuda/cuda.h"
 #include "parallel/ranks_plan.h"
 
 struct maker {
@@ -134,7 +135,7 @@ fdm_status pieces_make(struct pieces *pieces, const fdm_rank_mask *mask, const f
     struct maker m = {pieces, mask, needed, count + 1};
     int64_t place = 0;
     int fits = 1;
-    *pieces = (struct pieces){memory_allocate((size_t)m.room * sizeof *pieces->data), 0};
+    *pieces = (struct pieces){memory_allocate((size_t)m.room * sizeof *pieces->data), 0, 0, 0};
     if (!pieces->data)
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %lld ranges of rows", (long long)count);
     if (fits_spans(&m, ranges, count)) {
@@ -154,7 +155,7 @@ fdm_status pieces_make(struct pieces *pieces, const fdm_rank_mask *mask, const f
 fdm_status pieces_whole(struct pieces *pieces, const fdm_rank_mask *mask) {
     struct maker m = {.made = pieces, .mask = mask, .room = 1};
     const size_t bytes = (size_t)(mask->num_lists * mask->seqlen_k) * sizeof *mask->interval_start;
-    *pieces = (struct pieces){memory_allocate(sizeof *pieces->data), 0};
+    *pieces = (struct pieces){memory_allocate(sizeof *pieces->data), 0, 0, 0};
     if (!pieces->data)
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a rank's call");
     struct piece *piece = next_piece(&m);
@@ -174,10 +175,46 @@ fdm_status pieces_whole(struct pieces *pieces, const fdm_rank_mask *mask) {
     return FDM_OK;
 }
 
+static fdm_status to_device(int32_t **list, size_t bytes, int32_t device) {
+    void *copy = NULL;
+    fdm_status status = cuda_memory_allocate(device, bytes, &copy);
+    if (!status && (status = cuda_memory_copy(device, copy, *list, bytes, 0)))
+        cuda_memory_release(device, copy);
+    if (status)
+        copy = NULL;
+    memory_release(*list);
+    *list = copy;
+    return status;
+}
+
+fdm_status pieces_to_device(struct pieces *pieces, int64_t lists, int32_t device) {
+    fdm_status status = FDM_OK;
+    for (int64_t i = 0; i < pieces->count; i++) {
+        struct piece *piece = &pieces->data[i];
+        const int64_t count = lists * (piece->keys.end - piece->keys.first) + 1;
+        int32_t **const both[] = {&piece->start, &piece->end};
+        for (int n = 0; n < 2; n++)
+            if (status)
+                memory_release(*both[n]), *both[n] = NULL;
+            else if (*both[n])
+                status = to_device(both[n], (size_t)count * sizeof **both[n], device);
+    }
+    pieces->on_device = 1;
+    pieces->device = device;
+    return status;
+}
+
+static void release_list(const struct pieces *pieces, int32_t *list) {
+    if (!pieces->on_device)
+        memory_release(list);
+    else if (list)
+        cuda_memory_release(pieces->device, list);
+}
+
 void pieces_release(struct pieces *pieces) {
     for (int64_t i = 0; i < pieces->count; i++) {
-        memory_release(pieces->data[i].start);
-        memory_release(pieces->data[i].end);
+        release_list(pieces, pieces->data[i].start);
+        release_list(pieces, pieces->data[i].end);
     }
     memory_release(pieces->data);
     *pieces = (struct pieces){0};

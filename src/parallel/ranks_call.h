@@ -3,6 +3,7 @@
 #define FDM_PARALLEL_RANKS_CALL_H
 
 #include "parallel/ranks_plan.h"
+#include "parallel/rows_on_device.h"
 
 struct ranks_call {
     const fdm_ranks_plan *plan;
@@ -10,6 +11,7 @@ struct ranks_call {
     fdm_communicator *communicator;
     const fdm_launch *launch;
     fdm_message *sends, *receives; /* room for plan->messages_max each */
+    fdm_status status;             /* of the first move that failed; nothing moves after it */
     int counting;                  /* 1: nothing is read or written, and the workspace is measured */
     char *base, *at;               /* of the workspace */
     size_t call_bytes;             /* that the largest call of attention needs */
@@ -23,6 +25,10 @@ struct ranks_call {
 char *call_take(struct ranks_call *call, int64_t bytes);
 
 /* ---- ranks_move.c ---- */
+
+/* On the plan's device; nothing when counting. A failure stays in the call. */
+void call_move(struct ranks_call *call, const struct move *move);
+void call_clear(struct ranks_call *call, char *memory, int64_t bytes);
 
 /* A tensor of this rank's rows or keys: element (b, i, h) is `width` bytes. */
 struct part {
@@ -65,10 +71,13 @@ void travel_place(struct ranks_call *call, const struct travel *travel, const ch
  * shard][batches][heads][width], with all heads of the part where ranks have shares of them. */
 void travel_add(struct ranks_call *call, const struct travel *travel, const char *staging, char *const *sums);
 /* Sums into a part of the given dtype. */
-void part_store(const struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
-                const char *sums, fdm_dtype sums_dtype);
+void part_store(struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
+                char *sums, fdm_dtype sums_dtype);
+/* A part of the sums' dtype, which are added to; of all that is in it, so many rows. */
+void part_add(struct ranks_call *call, const struct part *from, fdm_range heads, int64_t rows, char *sums,
+              fdm_dtype dtype);
 
-/* Rows of a 16-bit part, all heads, as float32 [rows][batches][heads][width]. */
+/* The CPU's alone: rows of a 16-bit part, all heads, as float32 [rows][batches][heads][width]. */
 void part_widen(const struct part *from, fdm_dtype dtype, int64_t rows, float *to);
 /* sum += part, of float32 or float64. */
 void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype);

@@ -1,7 +1,5 @@
 /* ranks_gather.c: attention by fetching keys, a few KV heads at a time. A rank has every key that its rows see, so that
  * each row is finished by one call, and nothing is merged. */
-#include <string.h>
-
 #include "base/error.h"
 #include "parallel/ranks_call.h"
 
@@ -137,12 +135,17 @@ static fdm_status run_backward(struct gather *g, struct views *v, const struct p
     tensors->dbias =
         view_buffer_keys(&v->dbias, own_bias, g->wide, call, part->batches, (fdm_range){0, keys}, own.end - own.first);
     const fdm_status status = call_attention(call, tensors, piece, back->k >= 0 || back->v >= 0);
-    char *sum = back->buffers[back->bias] + piece->keys.first * row * unit;
-    for (int64_t i = 0; !status && !call->counting && i < keys * row; i++)
-        if (unit == 8)
-            ((double *)(void *)sum)[i] += ((const double *)(const void *)own_bias)[i];
-        else
-            ((float *)(void *)sum)[i] += ((const float *)(const void *)own_bias)[i];
+    const struct move move = {
+        .action = MOVE_ADD,
+        .dtype = g->wide,
+        .from = {.data = own_bias, .row = row * unit},
+        .to = {.data = back->buffers[back->bias] + piece->keys.first * row * unit, .row = row * unit},
+        .rows = keys,
+        .batches = 1,
+        .heads = 1,
+        .width = row * unit};
+    if (!status)
+        call_move(call, &move);
     return status;
 }
 
@@ -202,10 +205,10 @@ static void take_parts(struct gather *g) {
 
 static void clear(const struct gather *g, struct heads heads) {
     const fdm_ranks_plan *plan = g->call->plan;
-    for (int32_t n = 0; !g->call->counting && n < g->back.count; n++) {
+    for (int32_t n = 0; n < g->back.count; n++) {
         const int64_t bytes = part_row_bytes(plan, &g->back.parts[n], heads);
-        memset(g->back.buffers[n], 0, (size_t)(plan->buffer_rows * bytes));
-        memset(g->back.sums[n], 0, (size_t)(plan->keys * bytes));
+        call_clear(g->call, g->back.buffers[n], plan->buffer_rows * bytes);
+        call_clear(g->call, g->back.sums[n], plan->keys * bytes);
     }
 }
 
@@ -223,17 +226,8 @@ static fdm_status give_back(struct gather *g, struct heads heads, int is_first) 
         const fdm_tensor *out = b->outputs[n];
         const struct part to = n == b->bias ? part_of_keys(out) : part_of_matrix(out);
         const fdm_range own = part_heads(plan, &to, heads, plan->rank);
-        if (n == b->bias && to.heads == 1 && !is_first && !call->counting) { /* what is there, too */
-            struct part wide = to;
-            for (int64_t i = 0, at = 0; i < plan->keys; i++)
-                for (int64_t batch = 0; batch < to.batches; batch++, at++) {
-                    char *there = wide.data + batch * wide.batch + i * wide.row;
-                    if (g->wide == FDM_FLOAT64)
-                        ((double *)(void *)b->sums[n])[at] += *(double *)(void *)there;
-                    else
-                        ((float *)(void *)b->sums[n])[at] += *(float *)(void *)there;
-                }
-        }
+        if (n == b->bias && to.heads == 1 && !is_first) /* what is there, too */
+            part_add(call, &to, own, plan->keys, b->sums[n], g->wide);
         part_store(call, &to, fdm_dtype_of(out), own, plan->keys, b->sums[n], g->wide);
     }
     return FDM_OK;

@@ -51,18 +51,75 @@ int64_t part_row_bytes(const fdm_ranks_plan *plan, const struct part *part, stru
     return part->batches * (heads.end - heads.first) * part->width;
 }
 
-/* ---- copies ---- */
+/* ---- moves ---- */
+
+static void move_element(const struct move *m, const char *from, char *to) {
+    if (m->action == MOVE_COPY)
+        memcpy(to, from, (size_t)m->width);
+    else if (m->action == MOVE_ADD)
+        add_floats(to, from, m->width, m->dtype);
+    else
+        for (int64_t d = 0; d < m->width / 4; d++)
+            ((uint16_t *)(void *)to)[d] = m->dtype == FDM_FLOAT16
+                                              ? float_to_float16(((const float *)(const void *)from)[d])
+                                              : float_to_bfloat16(((const float *)(const void *)from)[d]);
+}
+
+static void move_on_host(struct move m) {
+    const int64_t to_width = m.action == MOVE_ROUND ? m.width / 2 : m.width;
+    if (m.from.head == m.width && m.to.head == to_width) /* they touch */
+        m.width *= m.heads, m.heads = m.heads ? 1 : 0;
+    for (int64_t i = 0; i < m.rows; i++)
+        for (int64_t b = 0; b < m.batches; b++)
+            for (int64_t h = 0; h < m.heads; h++)
+                move_element(&m, m.from.data + i * m.from.row + b * m.from.batch + h * m.from.head,
+                             m.to.data + i * m.to.row + b * m.to.batch + h * m.to.head);
+}
+
+static void *stream_of(const struct ranks_call *call) { return call->launch ? call->launch->stream : NULL; }
+
+void call_move(struct ranks_call *call, const struct move *move) {
+    const fdm_device_id id = call->plan->device.id;
+    if (call->counting || call->status)
+        return;
+    if (id.type == FDM_CUDA)
+        call->status = rows_on_device(id.index, move, stream_of(call));
+    else
+        move_on_host(*move);
+}
+
+void call_clear(struct ranks_call *call, char *memory, int64_t bytes) {
+    const fdm_device_id id = call->plan->device.id;
+    if (call->counting || call->status || bytes <= 0)
+        return;
+    if (id.type == FDM_CUDA)
+        call->status = cuda_memory_fill_async(id.index, memory, 0, (size_t)bytes, stream_of(call));
+    else
+        memset(memory, 0, (size_t)bytes);
+}
+
+/* [rows][batches][heads][width] */
+static struct rows_place packed_place(char *data, int64_t batches, int64_t heads, int64_t width) {
+    return (struct rows_place){data, batches * heads * width, heads * width, width};
+}
+
+static struct rows_place place_of(const struct part *p, fdm_range rows, fdm_range heads) {
+    return (struct rows_place){p->data + rows.first * p->row + heads.first * p->head, p->row, p->batch, p->head};
+}
 
 /* Between rows of a part and [rows][batches][heads][width]; to_part: into the part. */
-static void copy_part(const struct part *p, fdm_range rows, fdm_range heads, char *packed, int to_part) {
-    const int64_t count = heads.end - heads.first, touch = p->head == p->width || count <= 1;
-    const int64_t runs = touch ? 1 : count, bytes = touch ? count * p->width : p->width;
-    for (int64_t i = rows.first; i < rows.end; i++)
-        for (int64_t b = 0; b < p->batches; b++)
-            for (int64_t h = 0; h < runs; h++, packed += bytes) {
-                char *own = p->data + b * p->batch + i * p->row + (heads.first + h) * p->head;
-                memcpy(to_part ? own : packed, to_part ? packed : own, (size_t)bytes);
-            }
+static void copy_part(struct ranks_call *call, const struct part *p, fdm_range rows, fdm_range heads, char *packed,
+                      int to_part) {
+    const int64_t count = heads.end - heads.first;
+    const struct rows_place own = place_of(p, rows, heads), other = packed_place(packed, p->batches, count, p->width);
+    const struct move move = {.action = MOVE_COPY,
+                              .from = to_part ? other : own,
+                              .to = to_part ? own : other,
+                              .rows = rows.end - rows.first,
+                              .batches = p->batches,
+                              .heads = count,
+                              .width = p->width};
+    call_move(call, &move);
 }
 
 void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype) {
@@ -74,23 +131,33 @@ void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype) {
             ((float *)(void *)sum)[i] += ((const float *)(const void *)part)[i];
 }
 
-static void store_row(char *to, fdm_dtype dtype, const char *from, int64_t count, fdm_dtype from_dtype) {
-    if (dtype == from_dtype) {
-        memcpy(to, from, (size_t)(count * fdm_dtype_bytes(dtype)));
-        return;
-    }
-    const float *values = (const float *)(const void *)from;
-    for (int64_t d = 0; d < count; d++)
-        ((uint16_t *)(void *)to)[d] = dtype == FDM_FLOAT16 ? float_to_float16(values[d]) : float_to_bfloat16(values[d]);
+void part_store(struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
+                char *sums, fdm_dtype sums_dtype) {
+    const int64_t count = heads.end - heads.first;
+    const int64_t width = to->width / fdm_dtype_bytes(dtype) * fdm_dtype_bytes(sums_dtype);
+    const struct move move = {.action = dtype == sums_dtype ? MOVE_COPY : MOVE_ROUND,
+                              .dtype = dtype,
+                              .from = packed_place(sums, to->batches, count, width),
+                              .to = place_of(to, (fdm_range){0, rows}, heads),
+                              .rows = rows,
+                              .batches = to->batches,
+                              .heads = count,
+                              .width = width};
+    call_move(call, &move);
 }
 
-void part_store(const struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
-                const char *sums, fdm_dtype sums_dtype) {
-    const int64_t count = to->width / fdm_dtype_bytes(dtype), bytes = count * fdm_dtype_bytes(sums_dtype);
-    for (int64_t i = 0; !call->counting && i < rows; i++)
-        for (int64_t b = 0; b < to->batches; b++)
-            for (int64_t h = heads.first; h < heads.end; h++, sums += bytes)
-                store_row(to->data + b * to->batch + i * to->row + h * to->head, dtype, sums, count, sums_dtype);
+void part_add(struct ranks_call *call, const struct part *from, fdm_range heads, int64_t rows, char *sums,
+              fdm_dtype dtype) {
+    const int64_t count = heads.end - heads.first;
+    const struct move move = {.action = MOVE_ADD,
+                              .dtype = dtype,
+                              .from = place_of(from, (fdm_range){0, rows}, heads),
+                              .to = packed_place(sums, from->batches, count, from->width),
+                              .rows = rows,
+                              .batches = from->batches,
+                              .heads = count,
+                              .width = from->width};
+    call_move(call, &move);
 }
 
 double element_value(const char *at, fdm_dtype dtype) {
@@ -134,10 +201,10 @@ static fdm_status exchange(struct ranks_call *call, const struct queue *sends, c
     call->num_messages = most > call->num_messages ? most : call->num_messages;
     call->bytes_sent += sends->bytes;
     call->bytes_received += receives->bytes;
-    if (call->counting || call->plan->ranks == 1)
-        return FDM_OK;
+    if (call->counting || call->status || call->plan->ranks == 1)
+        return call->status;
     const fdm_status status = c->exchange(c->context, sends->messages, (int32_t)sends->count, receives->messages,
-                                          (int32_t)receives->count, call->launch ? call->launch->stream : NULL);
+                                          (int32_t)receives->count, stream_of(call));
     if (!status)
         return FDM_OK;
     c->broken = 1;
@@ -161,8 +228,7 @@ fdm_status travel_there(struct ranks_call *call, const struct travel *t, char *s
             for (int64_t i = t->sends->begin[peer]; i < t->sends->begin[peer + 1]; i++) {
                 const struct route_pair *pair = &t->sends->pairs[i];
                 char *to = peer == plan->rank ? t->buffers[n] + pair->read.first * own_bytes : staging;
-                if (!call->counting)
-                    copy_part(part, pair->owned, heads, to, 0);
+                copy_part(call, part, pair->owned, heads, to, 0);
                 if (peer == plan->rank)
                     continue;
                 add_message(call, &sends, peer, staging, rows_of(pair->owned) * bytes);
@@ -209,8 +275,8 @@ int64_t travel_bytes(const struct ranks_call *call, const struct travel *t) {
 
 /* ---- what came back ---- */
 
-typedef void visit_rows(const struct travel *t, int32_t n, fdm_range owned, fdm_range heads, char *rows,
-                        void *argument);
+typedef void visit_rows(struct ranks_call *call, const struct travel *t, int32_t n, fdm_range owned, fdm_range heads,
+                        char *rows, void *argument);
 
 static void visit_back(struct ranks_call *call, const struct travel *t, const char *staging, visit_rows *visit,
                        void *argument) {
@@ -224,18 +290,19 @@ static void visit_back(struct ranks_call *call, const struct travel *t, const ch
             for (int64_t i = t->sends->begin[peer]; i < t->sends->begin[peer + 1]; i++) {
                 const struct route_pair *pair = &t->sends->pairs[i];
                 if (peer == plan->rank) {
-                    visit(t, n, pair->owned, heads, t->buffers[n] + pair->read.first * bytes, argument);
+                    visit(call, t, n, pair->owned, heads, t->buffers[n] + pair->read.first * bytes, argument);
                     continue;
                 }
-                visit(t, n, pair->owned, heads, at, argument);
+                visit(call, t, n, pair->owned, heads, at, argument);
                 at += rows_of(pair->owned) * bytes;
             }
         }
 }
 
-static void place_rows(const struct travel *t, int32_t n, fdm_range owned, fdm_range heads, char *rows, void *unused) {
+static void place_rows(struct ranks_call *call, const struct travel *t, int32_t n, fdm_range owned, fdm_range heads,
+                       char *rows, void *unused) {
     (void)unused;
-    copy_part(&t->parts[n], owned, heads, rows, 1);
+    copy_part(call, &t->parts[n], owned, heads, rows, 1);
 }
 
 void travel_place(struct ranks_call *call, const struct travel *travel, const char *staging) {
@@ -247,14 +314,22 @@ struct sums {
     fdm_dtype dtype;
 };
 
-static void add_rows(const struct travel *t, int32_t n, fdm_range owned, fdm_range heads, char *rows, void *argument) {
+static void add_rows(struct ranks_call *call, const struct travel *t, int32_t n, fdm_range owned, fdm_range heads,
+                     char *rows, void *argument) {
     const struct sums *s = argument;
     const struct part *part = &t->parts[n];
-    const int64_t bytes = rows_of(heads) * part->width;
-    const int64_t all = t->heads.by_peer ? part->heads * part->width : bytes;
-    char *to = s->sums[n] + owned.first * part->batches * all + (t->heads.by_peer ? heads.first * part->width : 0);
-    for (int64_t i = 0; i < rows_of(owned) * part->batches; i++)
-        add_floats(to + i * all, rows + i * bytes, bytes, s->dtype);
+    const int64_t count = rows_of(heads), all = t->heads.by_peer ? part->heads : count;
+    const int64_t first = t->heads.by_peer ? heads.first : 0, row = part->batches * all * part->width;
+    const struct move move = {
+        .action = MOVE_ADD,
+        .dtype = s->dtype,
+        .from = packed_place(rows, part->batches, count, part->width),
+        .to = packed_place(s->sums[n] + owned.first * row + first * part->width, part->batches, all, part->width),
+        .rows = rows_of(owned),
+        .batches = part->batches,
+        .heads = count,
+        .width = part->width};
+    call_move(call, &move);
 }
 
 void travel_add(struct ranks_call *call, const struct travel *travel, const char *staging, char *const *sums) {

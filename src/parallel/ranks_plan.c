@@ -36,8 +36,8 @@ static fdm_status check_problem(const fdm_problem *p, const fdm_layout *rows, co
         return error_set(FDM_ERROR_UNSUPPORTED, "packed sequences, lengths and caches are not computed over ranks");
     if (p->has_row_intervals || p->block_mask_size)
         return error_set(FDM_ERROR_UNSUPPORTED, "row intervals and block masks are not computed over ranks");
-    if (device->id.type != FDM_CPU)
-        return error_set(FDM_ERROR_UNSUPPORTED, "this version computes over ranks on the CPU; the device is %s",
+    if (device->id.type != FDM_CPU && device->id.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED, "ranks compute on CPUs and CUDA devices; the device is %s",
                          device->name);
     if (p->seqlen_q != rows->total || p->seqlen_k != keys->total)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the problem has %lld rows and %lld keys, the layouts %lld, %lld",
@@ -102,7 +102,8 @@ static int64_t count_fetched(fdm_ranks_plan *plan, const fdm_layout *keys, const
 static const char *why_no_ring(const fdm_ranks_plan *plan) {
     const fdm_problem *p = &plan->problem;
     const int is_16_bit = p->dtype == FDM_FLOAT16 || p->dtype == FDM_BFLOAT16;
-    return p->needs_dbias                                             ? "the gradient of a bias is wanted"
+    return plan->device.id.type == FDM_CUDA                           ? "it runs on CPUs alone"
+           : p->needs_dbias                                           ? "the gradient of a bias is wanted"
            : p->has_bias && is_16_bit && p->bias_dtype != FDM_FLOAT32 ? "the bias is not float32"
            : p->pass == FDM_BACKWARD && p->dtype == FDM_FLOAT64       ? "float64 has no gradients in parts"
                                                                       : NULL;
@@ -116,6 +117,16 @@ static int64_t gather_bytes(const fdm_ranks_plan *plan, int64_t most_fetched) {
     for (int32_t n = 0; n < sets.count; n++)
         heads = sets.heads[n] > heads ? sets.heads[n] : heads;
     return most_fetched * p->batch * heads * (p->head_dim + p->head_dim_v) * fdm_dtype_bytes(p->dtype);
+}
+
+/* Parts of dk and dv are added by the kernels. */
+static fdm_status check_sums(const fdm_ranks_plan *plan) {
+    const fdm_problem *p = &plan->problem;
+    const int has_parts = p->needs_dk || p->needs_dv;
+    if (plan->device.id.type == FDM_CUDA && p->dtype == FDM_FLOAT32 && has_parts)
+        return error_set(FDM_ERROR_UNSUPPORTED, "q is float32; on CUDA devices dk and dv over ranks are those of 16-bit "
+                                                "tensors, but by ulysses");
+    return FDM_OK;
 }
 
 static fdm_status choose_algorithm(fdm_ranks_plan *plan, const fdm_layout *rows, int64_t most_fetched,
@@ -157,7 +168,7 @@ static fdm_status choose_algorithm(fdm_ranks_plan *plan, const fdm_layout *rows,
                  "of one row of a batch the busiest rank receives %lld numbers by gather, %lld by ulysses",
                  (long long)by_keys, (long long)by_heads);
     plan->algorithm = wished ? wished : !why_not && by_heads < by_keys ? FDM_RANKS_ULYSSES : FDM_RANKS_GATHER;
-    return FDM_OK;
+    return plan->algorithm == FDM_RANKS_ULYSSES ? FDM_OK : check_sums(plan);
 }
 
 /* ---- what follows ---- */
@@ -306,7 +317,12 @@ static fdm_status count_workspace(fdm_ranks_plan *plan) {
     plan->num_calls = call.num_calls;
     plan->bytes_sent = call.bytes_sent;
     plan->bytes_received = call.bytes_received;
-    plan->workspace_bytes = (size_t)(call.at - call.base) + 2 * ((size_t)plan->messages_max * sizeof(fdm_message) + 64);
+    plan->workspace_bytes = (size_t)(call.at - call.base);
+    const size_t messages = 2 * (size_t)plan->messages_max * sizeof(fdm_message);
+    if (plan->device.id.type == FDM_CPU)
+        plan->workspace_bytes += messages + 2 * 64;
+    else if (!status && !(plan->messages = memory_allocate(messages)))
+        status = error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %lld messages", (long long)plan->messages_max);
     return status;
 }
 
@@ -356,6 +372,8 @@ static fdm_status fill_plan(fdm_ranks_plan *plan, const fdm_layout *rows, const 
     }
     if (!status && !options->other_kernel && plan->algorithm != FDM_RANKS_RING) /* whose parts are of another dtype */
         choose_kernel(plan);
+    if (!status && plan->device.id.type == FDM_CUDA)
+        status = pieces_to_device(&plan->pieces, mask->num_lists ? mask->num_lists : 1, plan->device.id.index);
     return status ? status : count_workspace(plan);
 }
 
@@ -375,6 +393,7 @@ static fdm_status make_plan(const fdm_device *device, const fdm_problem *problem
                                  .ranks = rows->ranks,
                                  .rank = options->rank,
                                  .num_threads = options->num_threads,
+                                 .sm_margin = options->sm_margin,
                                  .rows = layout_rows(rows, options->rank),
                                  .keys = layout_rows(keys, options->rank),
                                  .interval_batch = problem->interval_batch,
@@ -426,6 +445,7 @@ void fdm_ranks_plan_release(fdm_ranks_plan *plan) {
     routes_release(&plan->row_receives);
     pieces_release(&plan->pieces);
     ring_steps_release(plan);
+    memory_release(plan->messages);
     memory_release(plan);
 }
 

@@ -31,6 +31,7 @@ enum { MOST_CALLS = 8 };
 struct pieces {
     struct piece *data;
     int64_t count;
+    int32_t on_device, device; /* 1: intervals lie on a CUDA device, which one */
 };
 
 /* Keys of one owner, in the ring. Each fold is the calls on some of them, which together have every row once. */
@@ -61,7 +62,9 @@ struct fdm_ranks_plan {
     int64_t keys_fetched, bytes_received, bytes_sent;
     size_t call_bytes; /* of the workspace of one call of attention */
     size_t workspace_bytes;
-    int64_t messages_max; /* of an exchange, one way */
+    int64_t messages_max;  /* of an exchange, one way */
+    fdm_message *messages; /* CUDA: room on the host for those of an exchange, both ways; else they are in the workspace */
+    int32_t sm_margin;
     int32_t num_calls;
     char choice[64];
     char reason[200];
@@ -83,6 +86,8 @@ fdm_status pieces_make(struct pieces *pieces, const fdm_rank_mask *mask, const f
                        const struct range_list *needed);
 /* One call on all rows and keys. */
 fdm_status pieces_whole(struct pieces *pieces, const fdm_rank_mask *mask);
+/* Their intervals, of so many lists, into the memory of a CUDA device. */
+fdm_status pieces_to_device(struct pieces *pieces, int64_t lists, int32_t device);
 void pieces_release(struct pieces *pieces);
 
 /* ---- ring_steps.c ---- */

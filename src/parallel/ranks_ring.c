@@ -1,7 +1,6 @@
 /* ranks_ring.c: attention by keys of one rank at a time. Each fold gives a part of the result of every row, in float32
  * or float64, and parts are merged in the order of steps. */
 #include <math.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "parallel/ranks_call.h"
@@ -226,8 +225,8 @@ static fdm_status merge_part(const struct ring *r, int has_low) {
 
 static void clear(const struct ring *r, char *buffer, int64_t heads, int64_t width, fdm_dtype dtype) {
     const fdm_ranks_plan *plan = r->call->plan;
-    if (buffer && !r->call->counting)
-        memset(buffer, 0, (size_t)(plan->rows * plan->problem.batch * heads * width * fdm_dtype_bytes(dtype)));
+    if (buffer)
+        call_clear(r->call, buffer, plan->rows * plan->problem.batch * heads * width * fdm_dtype_bytes(dtype));
 }
 
 static fdm_status run_fold(struct ring *r, const struct pieces *fold, int is_first) {
@@ -249,7 +248,7 @@ static fdm_status run_fold(struct ring *r, const struct pieces *fold, int is_fir
     return status || is_first ? status : merge_part(r, has_low);
 }
 
-static void store_numbers(const struct ring *r) {
+static void store_numbers(struct ring *r) {
     const fdm_tensors *t = r->call->tensors;
     const fdm_range heads = {0, r->call->plan->problem.heads};
     for (int n = 0; n < 2; n++) {
@@ -346,8 +345,8 @@ static fdm_status run_backward_piece(struct ring *r, const struct piece *piece, 
 }
 
 static void clear_keys(const struct ring *r, char *const *buffers, int64_t rows) {
-    for (int32_t n = 0; !r->call->counting && n < r->num_back; n++)
-        memset(buffers[n], 0, (size_t)(rows * part_row_bytes(r->call->plan, &r->back[n], r->heads)));
+    for (int32_t n = 0; n < r->num_back; n++)
+        call_clear(r->call, buffers[n], rows * part_row_bytes(r->call->plan, &r->back[n], r->heads));
 }
 
 static fdm_status backward_step(struct ring *r, const struct ring_step *step, fdm_tensor *sink) {

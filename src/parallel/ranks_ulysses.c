@@ -1,6 +1,5 @@
 /* ranks_ulysses.c: every rank gets rows of its own heads for its rows of all heads. By ulysses it has all rows then. By
  * both it has the rows of the ranks that it exchanges heads with, and the keys that these rows see. */
-#include <string.h>
 
 #include "base/error.h"
 #include "parallel/ranks_call.h"
@@ -167,10 +166,10 @@ static struct travel travel_of(const struct ulysses *u, const struct swapped *s)
 
 static void clear_sums(const struct ulysses *u) {
     const fdm_ranks_plan *plan = u->call->plan;
-    for (int32_t n = 0; adds(u) && !u->call->counting && n < u->keys_back.count; n++) {
+    for (int32_t n = 0; adds(u) && n < u->keys_back.count; n++) {
         const struct part *part = &u->keys_back.parts[n];
-        memset(u->keys_back.buffers[n], 0, (size_t)(plan->buffer_rows * part_row_bytes(plan, part, u->heads)));
-        memset(u->sums[n], 0, (size_t)(plan->keys * part->batches * part->heads * part->width));
+        call_clear(u->call, u->keys_back.buffers[n], plan->buffer_rows * part_row_bytes(plan, part, u->heads));
+        call_clear(u->call, u->sums[n], plan->keys * part->batches * part->heads * part->width);
     }
 }
 

@@ -110,6 +110,7 @@ fdm_status call_attention(struct ranks_call *call, const fdm_tensors *tensors, c
     options.window_left = piece->left;
     options.window_right = piece->right;
     options.num_threads = plan->num_threads;
+    options.sm_margin = plan->sm_margin;
     options.executor = call->launch ? call->launch->executor : NULL;
     options.add_dkv = add_dkv;
     options.kernel = *plan->choice ? plan->choice : NULL;
