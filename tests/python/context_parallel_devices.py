@@ -8,6 +8,7 @@ Random problems (few kinds of them, since each has kernels of its own), bits of 
 
 import argparse
 import collections
+import faulthandler
 import json
 import os
 import random
@@ -26,6 +27,7 @@ KINDS = (
     "fp16", "float32", "atomic",
 )  # fmt: skip
 complaints = []
+PATIENCE_S = 40  # of a problem; then each thread's calls are printed, and the process ends
 
 
 def note(is_right, *about):
@@ -151,9 +153,10 @@ def run_problems(options, device):
         draw = random.Random(f"{options.seed} {number}")
         torch.manual_seed(draw.randrange(2**31))
         kind = KINDS[number % len(KINDS)]
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         problem = Problem(draw, kind, device, small)
         cp, algorithm = draw_cp(draw, problem, ranks, mesh, small)
-        about = f"problem {options.seed} {number}: {kind}, {problem.shape}, {problem.total} rows, {cp.explain() or algorithm}"
+        about = f"problem {options.seed} {number}: {kind}, {problem.shape}, {problem.total} rows, {algorithm}"
         before = len(complaints)
         try:
             worker.check(problem, cp)
@@ -162,16 +165,25 @@ def run_problems(options, device):
             print(f"rank {rank}, {about}, {cp.layout.ranges}", file=sys.stderr, flush=True)
             raise
         for each in complaints[before:]:
-            print(f"WRONG: rank {rank}, {about}, layout {cp.layout.ranges}: {each}", flush=True)
+            print(f"WRONG: rank {rank}, {about}, {cp.explain()}, {cp.layout.ranges}: {each}", flush=True)
         counts[kind] += 1
         counts[algorithm] += 1
+    faulthandler.cancel_dump_traceback_later()
     return counts
+
+
+def say(*what):
+    """How far a check of bits has come: a rank that hangs ends with it."""
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+    if dist.get_rank() == 0:
+        print(f"    {time.strftime('%H:%M:%S')}", *what, flush=True)
 
 
 def phase(name, device, work):
     """Runs it; says what was wrong on any rank."""
     began, before = time.monotonic(), len(complaints)
     counts = work()
+    faulthandler.cancel_dump_traceback_later()
     found = int(same_everywhere(len(complaints) - before, device, dist.ReduceOp.SUM))
     seconds = time.monotonic() - began
     if dist.get_rank() == 0:
@@ -185,7 +197,7 @@ def phase(name, device, work):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=80, help="for the random problems")
+    parser.add_argument("--seconds", type=float, default=60, help="for the random problems")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=10, help="of each problem of the check of bits")
     parser.add_argument("--json", default="", help="where the counts are written")
@@ -206,14 +218,14 @@ def main():
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    worker.expect = note
+    worker.expect, worker.say = note, say
     worker.TOLERANCE[torch.float32] = 1e-4  # of kernels that multiply bfloat16 parts of numbers
     half, dim, count = ((torch.bfloat16,), 128, 12) if on_cuda else ((torch.float32,), 16, 2)
     phases = {
         "compiling": lambda: compile_ahead(ranks) if on_cuda and rank == 0 else None,
+        "problems": lambda: run_problems(options, device),
         "bits": lambda: worker.run_bits(rank, ranks, device, dim, half, count, options.repeats if on_cuda else 1),
         "reproducible": lambda: worker.run_reproducible(rank, ranks, device, dim, half, 128 if on_cuda else 32),
-        "problems": lambda: run_problems(options, device),
     }
     found = {name: phase(name, device, work) for name, work in phases.items()}
     if rank == 0 and options.json:

@@ -172,6 +172,10 @@ def expect(is_right, *about):
     assert is_right, about
 
 
+def say(*what):
+    """Of a part of a check that begins."""
+
+
 def close(have, want, dtype, what):
     assert have.shape == want.shape and have.dtype == want.dtype, (what, have.shape, want.shape, have.dtype, want.dtype)
     if not want.numel():
@@ -283,6 +287,7 @@ def run_bits(rank, ranks, device="cpu", dim=32, dtypes=(torch.float32, torch.bfl
         want = flash_dmattn_func(*whole, **call, deterministic=True)
         wanted = torch.autograd.grad(want, whole, dout)
         for algorithm in ("gather", "ulysses"):
+            say("bits", number, algorithm, [*call], q.shape, heads_kv)
             cp = ContextParallel(layout, algorithm=algorithm, timeout=30)
             mine = [layout.shard(each, 1, rank).clone().requires_grad_() for each in (q, k, v)]
             repeated = []
@@ -319,6 +324,7 @@ def run_reproducible(rank, ranks, device="cpu", dim=16, dtypes=(torch.float32, t
             bias = torch.randn(1, 2, 1, total, device=device) if number == 0 else None
             found = []
             for count, members in groups:
+                say("reproducible", number, count, dtype)
                 layout = Layout.zigzag(total, count, block)
                 cp = ContextParallel(layout, members, reproducible_ranks=8, timeout=30)
                 mine = [layout.shard(each, 1, cp.rank).clone().requires_grad_() for each in (q, k, v)]

@@ -35,9 +35,9 @@ def set_sizes(heads_kv: int, fewest: int, most: int = MOST_SETS) -> List[int]:
 
 
 def _fewest_heads(problem: Problem, layout: Layout) -> int:
-    """KV heads whose blocks of 128 rows give every multiprocessor work, of the longest range of a rank."""
+    """KV heads whose blocks of 128 rows give every multiprocessor of every rank work, of the rank's longest range."""
     q, k, *_ = problem.operands
-    longest = max((end - first for rank in layout.ranges for first, end in rank), default=1)
+    longest = min(max((end - first for first, end in ranges), default=0) for ranges in layout.ranges)
     blocks = max(1, -(-longest // 128)) * max(1, q.shape[0]) * (q.shape[2] // k.shape[2])
     return math.ceil(0.9 * torch.cuda.get_device_properties(q.device).multi_processor_count / blocks)
 
