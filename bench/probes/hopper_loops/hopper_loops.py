@@ -28,7 +28,8 @@ for names, facts in (
      ("pair", 512, 2, 256, 256, 222208 + 1024 + 256, 5 * 2 * 64 * 64 * 256, 3392, "3900-4400", 4100)),
     ("pair_192_128 pair_192_128_no_additions",
      ("pair", 512, 2, 192, 128, SHARED, 2 * 64 * 64 * (3 * 192 + 2 * 128), 2240, "2580-2900", 2700)),
-    ("order4_plain order4_late order4_late_skewed order4_late_turns order4_late_skewed_no_additions",
+    ("order4_plain order4_late order4_late_skewed order4_late_turns order4_late_skewed_no_additions "
+     "order4_early order4_early_skewed",
      ("order4", 384, 1, 128, 128, SHARED, 5 * 2 * 64 * 128 * 128, 3008, "3225-3400", 3400)),
     ("forward_512_ring8 forward_512_ring9",
      ("forward512", 384, 2, 512, 512, SHARED, 2 * 2 * 64 * 64 * 512, 2688, "2688-3000", 3150)),

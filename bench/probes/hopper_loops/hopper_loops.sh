@@ -13,7 +13,7 @@ done
 wait
 grep -hE 'error|C75|Compiling|spill' "$to"/*.log | sed 's/ptxas info *: //'
 for loop in pair_256 pair_256_parts pair_256_no_additions pair_256_no_dq pair_192_128 pair_192_128_no_additions \
-    order4_plain order4_late order4_late_skewed order4_late_turns order4_late_skewed_no_additions forward_512_ring8 \
-    forward_512_ring9 roles_512; do
+    order4_plain order4_late order4_late_skewed order4_late_turns order4_late_skewed_no_additions order4_early \
+    order4_early_skewed forward_512_ring8 forward_512_ring9 roles_512; do
     timeout 20 python3 "$here/hopper_loops.py" --cubins "$to" --json "$to/loops.json" $loop || echo "$loop: failed ($?)"
 done

@@ -11,7 +11,7 @@
 #include "loops.cuh"
 
 /* ADDS: dQ is added; without it, what is left tells what that costs. */
-template <bool LATE, int SKEW, bool ADDS = true> struct order4 {
+template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct order4 {
     enum {
         K = 0,
         V = 32768,
@@ -134,6 +134,39 @@ template <bool LATE, int SKEW, bool ADDS = true> struct order4 {
         wgmma_wait_group<0>(dk);
         arrive_warp(base + EMPTY + (i & 1) * 8);
     }
+    /* dQ of the step before first: S^T, dQ | P under dQ | dV | dQ to the staging buffer under dV | dP^T | dS | dK. */
+    __device__ __forceinline__ void early_step(int i, int w, float (&dk)[64], float (&dv)[64]) const {
+        const uint32_t q = base + Q + (i & 1) * 16384, dout = base + DOUT + (i & 1) * 16384;
+        float s[32], d[32];
+        uint32_t p[4][4], g[4][4];
+        wait(base + FULL + (i & 1) * 8, i >> 1 & 1);
+        wait(base + DQ_EMPTY + (w * 2 + (i & 1)) * 8, (i >> 1 & 1) ^ 1);
+        wgmma_fence();
+        multiply(s, base + K + w * 8192, q);
+        barrier_sync(DS_FULL + (w ^ 1) * 2 + (i & 1 ^ 1), 256);
+        wgmma_fence();
+        multiply_ds(d, i + 1, w);
+        wgmma_wait_group<1>(s);
+        make_p(s, p, a.scale, base + ROWS + (i & 1) * ROWS_BYTES);
+        wgmma_fence();
+        add_product(dv, p, dout);
+        wgmma_wait_group<1>(d);
+        barrier_arrive(DS_EMPTY + (w ^ 1) * 2 + (i & 1 ^ 1), 256);
+        stage(d, i, w);
+        wgmma_fence();
+        multiply(d, base + V + w * 8192, dout);
+        wgmma_wait_group<0>(d);
+        pin(dv);
+        make_ds(g, s, d, i);
+        barrier_sync(DS_EMPTY + w * 2 + (i & 1), 256);
+        store_ds(base + DS + (i & 1) * 16384 + w * 8192, g);
+        fence_proxy_async();
+        barrier_arrive(DS_FULL + w * 2 + (i & 1), 256);
+        wgmma_fence();
+        add_product(dk, g, q);
+        wgmma_wait_group<0>(dk);
+        arrive_warp(base + EMPTY + (i & 1) * 8);
+    }
     __device__ __forceinline__ void own(int w) const {
         float dk[64], dv[64];
 #pragma unroll
@@ -151,7 +184,10 @@ template <bool LATE, int SKEW, bool ADDS = true> struct order4 {
         for (int i = 0; i < a.steps; i++) {
             if (SKEW == 1 && i == 0 && w == 1)
                 barrier_sync(2, 256);
-            step(i, w, dk, dv);
+            if (EARLY)
+                early_step(i, w, dk, dv);
+            else
+                step(i, w, dk, dv);
             if (SKEW == 1 && i == 0 && w == 0)
                 barrier_arrive(2, 256);
         }
@@ -247,4 +283,12 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     order4_late_skewed_no_additions(const __grid_constant__ loop_params a) {
     extern __shared__ char shared[];
     order4<true, 1, false>{a, shared_address(shared)}.run();
+}
+extern "C" __global__ void __launch_bounds__(384, 1) order4_early(const __grid_constant__ loop_params a) {
+    extern __shared__ char shared[];
+    order4<true, 0, true, true>{a, shared_address(shared)}.run();
+}
+extern "C" __global__ void __launch_bounds__(384, 1) order4_early_skewed(const __grid_constant__ loop_params a) {
+    extern __shared__ char shared[];
+    order4<true, 1, true, true>{a, shared_address(shared)}.run();
 }
