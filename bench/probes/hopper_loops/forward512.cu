@@ -252,12 +252,12 @@ template <int CHUNKS> struct forward_loop {
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1) forward_512_ring8(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     forward_loop<8>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) forward_512_ring9(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     forward_loop<9>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }

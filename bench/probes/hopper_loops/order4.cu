@@ -264,31 +264,31 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1) order4_plain(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<false, 0>{a, shared_address(shared)}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) order4_late(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<true, 0>{a, shared_address(shared)}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) order4_late_skewed(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<true, 1>{a, shared_address(shared)}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) order4_late_turns(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<true, 2>{a, shared_address(shared)}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1)
     order4_late_skewed_no_additions(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<true, 1, false>{a, shared_address(shared)}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) order4_early(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<true, 0, true, true>{a, shared_address(shared)}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) order4_early_skewed(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     order4<true, 1, true, true>{a, shared_address(shared)}.run();
 }

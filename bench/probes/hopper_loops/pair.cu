@@ -409,32 +409,32 @@ template <int D, int DV, bool BY_COLUMNS, int PARTS, int CUT> struct pair_loop {
 };
 
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     pair_loop<256, 256, true, 1, WHOLE>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256_parts(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     pair_loop<256, 256, true, 2, WHOLE>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256_no_additions(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     pair_loop<256, 256, true, 2, NO_ADDITIONS>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256_no_dq(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     pair_loop<256, 256, true, 2, NO_DQ>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_192_128(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     pair_loop<192, 128, false, 1, WHOLE>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_192_128_no_additions(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank();
     pair_loop<192, 128, false, 1, NO_ADDITIONS>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }

@@ -212,7 +212,7 @@ template <int role> struct roles_loop {
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1) roles_512(const __grid_constant__ loop_params a) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const uint32_t base = shared_address(shared), rank = cluster_ctarank(), other = mapa_shared(base, rank ^ 1);
     if (threadIdx.x == 0) {
         mbarrier_init(base + KEPT_FULL, 1);
