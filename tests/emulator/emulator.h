@@ -77,6 +77,7 @@ void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, 
                   EMU_PLACE);
 void emu_tma_store(int kind, int rank, const void *map, unsigned shared, const int *at, EMU_PLACE);
 void emu_bulk_load(unsigned shared, const void *global, unsigned bytes, unsigned barrier, unsigned blocks, EMU_PLACE);
+void emu_bulk_send(unsigned address, unsigned shared, unsigned bytes, unsigned barrier, EMU_PLACE);
 void emu_store_async(unsigned address, const void *from, unsigned bytes, unsigned barrier, EMU_PLACE);
 void emu_bulk_store(int kind, void *global, unsigned shared, unsigned bytes, EMU_PLACE);
 void emu_bulk_commit(EMU_PLACE);

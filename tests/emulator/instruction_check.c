@@ -92,7 +92,7 @@ static const struct instruction {
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
     {"cluster_ctarank mapa_shared st_cluster_4 st_async_8 st_async_16 ld_cluster_4 barrier_cluster_arrive "
      "barrier_cluster_arrive_relaxed barrier_cluster_wait "
-     "mbarrier_arrive_cluster mbarrier_arrive_remote mbarrier_wait_cluster",
+     "mbarrier_arrive_cluster mbarrier_arrive_remote mbarrier_wait_cluster cp_async_bulk_cluster",
      "two blocks",
      TRY_CLUSTER,
      BITS,

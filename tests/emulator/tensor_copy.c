@@ -17,6 +17,8 @@ struct transfer {
     uint32_t offset, bytes;
     unsigned char *global;
     struct block *block, *of_mbarrier;
+    struct block *from; /* a copy between blocks: whose shared memory it reads */
+    uint32_t from_offset;
     uint32_t mbarrier, clock; /* a load's, in `of_mbarrier` */
     struct thread *thread;    /* a store's */
     uint32_t group;
@@ -100,6 +102,8 @@ static void load_now(struct event *e) {
     struct transfer *t = e->data;
     if (t->rank)
         load_tile(t, e->at);
+    else if (t->from)
+        memcpy(t->block->window + t->offset, t->from->window + t->from_offset, t->bytes);
     else if (global_range(t->global, t->bytes, "a bulk copy", e->at))
         memcpy(t->block->window + t->offset, t->global, t->bytes);
     struct mbarrier *m = mbarrier_at(t->of_mbarrier, t->mbarrier, "a copy's end", e->at);
@@ -198,6 +202,34 @@ void emu_bulk_load(unsigned shared, const void *global, unsigned bytes, unsigned
         thread_fail();
     }
     load(&model, shared, barrier, blocks, 16, at);
+}
+
+/* Its source counts as read when a thread has waited for the phase that is under way now. */
+void emu_bulk_send(unsigned address, unsigned shared, unsigned bytes, unsigned barrier, EMU_PLACE) {
+    const place at = HERE;
+    struct block *b, *of_barrier;
+    uint32_t offset, barrier_offset;
+    shadow_settle(CURRENT);
+    if (bytes % 16 || bytes == 0) {
+        finding("misaligned", at, "a bulk copy of %u bytes: they must be a multiple of 16", bytes);
+        thread_fail();
+    }
+    if (!shared_range(shared, bytes, 16, "a copy's source", &b, &offset, at) ||
+        !shared_range(barrier, 8, 8, "a copy's mbarrier", &of_barrier, &barrier_offset, at))
+        thread_fail();
+    if (b != CURRENT->block) {
+        finding("bad address", at, "a copy between blocks reads the shared memory of another block");
+        thread_fail();
+    }
+    const struct mbarrier *m = mbarrier_at(of_barrier, barrier_offset, "a copy", at);
+    const struct actor issuer = actor_of(CURRENT);
+    const struct actor agent = {.component = m->component,
+                                .clock = m->ticks,
+                                .slot = b->cluster->num_blocks * b->num_warps + b->rank * (WARPGROUPS_MAX + 1) +
+                                        WARPGROUPS_MAX};
+    shadow_async_read(b, offset, bytes, &agent, &issuer, at);
+    const struct transfer model = {.from = b, .from_offset = offset, .bytes = bytes};
+    load(&model, address, barrier, 0, 16, at);
 }
 
 /* ---- stores: shared memory is read first, global memory written later ---- */

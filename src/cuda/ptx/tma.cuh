@@ -80,6 +80,16 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *globa
                  : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
                  : "memory");
 }
+/* `bytes`, a multiple of 16, of this block's `shared` to an address in any block of the cluster (mapa_shared); both
+ * addresses are multiples of 16. They count at `barrier`, which lies in that block; when it has them, they have been
+ * read here too. */
+__device__ __forceinline__ void cp_async_bulk_cluster(uint32_t address, uint32_t shared, uint32_t bytes,
+                                                      uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :
+                 : "r"(address), "r"(shared), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
 /* `bytes`, a multiple of 16, from `shared` to an address that is one; belongs to the thread's next group. */
 __device__ __forceinline__ void cp_async_bulk_store(void *global, uint32_t shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"

@@ -43,6 +43,16 @@ __device__ __forceinline__ void try_cluster(const struct instruction_arguments &
     for (int n = 0; n < 4; n++)
         out[8 + n] = ld_shared_4(shared + written + (thread ^ 6) * 16 + n * 4);
     ld_shared_8(out[12], out[13], shared + 2 * written + (thread ^ 10) * 8);
+    const uint32_t sent = 3 * written, came = BARRIER_OFFSET + 16;
+    if (thread == 0)
+        mbarrier_arrive_expect_tx(shared + came, written);
+    fence_proxy_async(); /* what the other block has sent is read by the copy */
+    __syncthreads();
+    if (thread == 0)
+        cp_async_bulk_cluster(there + sent, shared + written, written, there + came);
+    mbarrier_wait_cluster(shared + came, 0);
+    out[14] = ld_shared_4(shared + sent + (thread ^ 12) * 16);
+    out[15] = ld_shared_4(shared + sent + (thread ^ 12) * 16 + 8);
     barrier_cluster_arrive(); /* the other block's barrier is there until all has come */
     barrier_cluster_wait();
 }
@@ -171,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_d
     if (threadIdx.x == 0) {
         mbarrier_init(shared + BARRIER_OFFSET, 1);
         mbarrier_init(shared + BARRIER_OFFSET + 8, INSTRUCTION_THREADS);
+        mbarrier_init(shared + BARRIER_OFFSET + 16, 1);
         fence_mbarrier_init();
     }
     __syncwarp();

@@ -59,6 +59,9 @@ EMU_TENSOR(5)
 inline void cp_async_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier, EMU_AT) {
     emu_bulk_load(shared, global, bytes, barrier, 0, EMU_HERE);
 }
+inline void cp_async_bulk_cluster(uint32_t address, uint32_t shared, uint32_t bytes, uint32_t barrier, EMU_AT) {
+    emu_bulk_send(address, shared, bytes, barrier, EMU_HERE);
+}
 inline void cp_async_bulk_store(void *global, uint32_t shared, uint32_t bytes, EMU_AT) {
     emu_bulk_store(EMU_STORE, global, shared, bytes, EMU_HERE);
 }
