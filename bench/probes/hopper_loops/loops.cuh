@@ -60,29 +60,6 @@ __device__ __forceinline__ void cluster_sync() {
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }
-/* `bytes` of this block's shared memory to the other's, by one warp; they count at a barrier there. The emulated device
- * has no such copy: there the warp's threads read and send, and `SEND_READS` arrivals say that they have read. */
-#ifdef __CUDACC_RTC__
-enum { SEND_READS = 1 };
-#else
-enum { SEND_READS = 0 };
-#endif
-__device__ __forceinline__ void send(uint32_t to, uint32_t from, int bytes, uint32_t barrier) {
-#ifdef __CUDACC_RTC__
-    for (int i = threadIdx.x % 32 * 16; i < bytes; i += 512) {
-        uint32_t r[4];
-        ld_shared_16(r, from + i);
-        st_async_16(to + i, r[0], r[1], r[2], r[3], barrier);
-    }
-#else
-    if (threadIdx.x % 32 == 0)
-        asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :
-                     : "r"(to), "r"(from), "r"(bytes), "r"(barrier)
-                     : "memory");
-#endif
-}
-
 /* ---- the clock ---- */
 
 __device__ __forceinline__ uint64_t now() {

@@ -73,10 +73,10 @@ template <int D, int DV, bool BY_COLUMNS, int PARTS, int CUT> struct pair_loop {
             mbarrier_init(base + DOUT_EMPTY + n * 8, 16);
         }
         mbarrier_init(base + DS_FULL, 4);
-        mbarrier_init(base + DS_EMPTY, BY_COLUMNS ? 8 + (CUT == NO_DQ ? 0 : SEND_READS) : 4);
+        mbarrier_init(base + DS_EMPTY, BY_COLUMNS ? 8 : 4);
         if (!BY_COLUMNS) {
             mbarrier_init(base + OUT_FULL, 4);
-            mbarrier_init(base + OUT_EMPTY, 4 + SEND_READS);
+            mbarrier_init(base + OUT_EMPTY, 4);
         }
         mbarrier_init(base + IN_FULL, 1);
         fence_mbarrier_init();
@@ -371,11 +371,7 @@ template <int D, int DV, bool BY_COLUMNS, int PARTS, int CUT> struct pair_loop {
             return;
         for (int i = BY_COLUMNS ? 0 : rank ^ 1; i < a.steps; i += BY_COLUMNS ? 1 : 2) {
             wait(base + OUT_FULL, (BY_COLUMNS ? i : i >> 1) & 1);
-            send(other + IN, base + OUT, PANEL, other + IN_FULL);
-            if (SEND_READS) {
-                __syncwarp();
-                arrive_warp(base + OUT_EMPTY);
-            }
+            cp_async_bulk_cluster(other + IN, base + OUT, PANEL, other + IN_FULL);
         }
     }
 
@@ -401,7 +397,7 @@ template <int D, int DV, bool BY_COLUMNS, int PARTS, int CUT> struct pair_loop {
             setmaxnreg_dec<24>();
             if (warp == 0 && threadIdx.x % 32 == 0)
                 load();
-            else if (warp == 1)
+            else if (warp == 1 && threadIdx.x % 32 == 0)
                 send_all();
         }
         cluster_sync();

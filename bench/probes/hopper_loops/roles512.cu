@@ -196,17 +196,14 @@ template <int role> struct roles_loop {
     __device__ __forceinline__ void send_all() const {
         for (int i = 0; i < a.steps; i++) {
             wait(base + X_FULL + (i & 1) * 8, i >> 1 & 1);
-            send(other + X + (i & 1) * PANEL, base + X + (i & 1) * PANEL, PANEL, other + X_COME + (i & 1) * 8);
-            if (SEND_READS) {
-                __syncwarp();
-                arrive_warp(base + X_EMPTY + (i & 1) * 8);
-            }
+            cp_async_bulk_cluster(other + X + (i & 1) * PANEL, base + X + (i & 1) * PANEL, PANEL,
+                                  other + X_COME + (i & 1) * 8);
         }
     }
     __device__ __forceinline__ void move() const {
         if (threadIdx.x == 256)
             load();
-        else if (role == 0 && threadIdx.x >= 288 && threadIdx.x < 320)
+        else if (role == 0 && threadIdx.x == 288)
             send_all();
     }
 };
@@ -224,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) roles_512(const __grid_cons
         for (int n = 0; n < 2; n++) {
             mbarrier_init(base + X_COME + n * 8, 1);
             mbarrier_init(base + X_FULL + n * 8, 4);
-            mbarrier_init(base + X_EMPTY + n * 8, 8 + SEND_READS);
+            mbarrier_init(base + X_EMPTY + n * 8, 8);
         }
         fence_mbarrier_init();
         for (int n = 0; n < 2; n++)
