@@ -1,4 +1,5 @@
-/* test_ranks.c: one attention over several ranks, which are threads, against one call; agreement and faults. */
+/* test_ranks.c: one attention over several ranks, which are threads, against one call; agreement and faults. With
+ * FDM_TEST_DEVICE=cuda the ranks' tensors lie on CUDA device 0, which may be the emulated one. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -69,6 +70,30 @@ static int is_written(const struct problem *p, int which) {
 
 /* ---- a rank ---- */
 
+static int on_cuda(void) { return getenv("FDM_TEST_DEVICE") && strcmp(getenv("FDM_TEST_DEVICE"), "cuda") == 0; }
+static fdm_device_id ranks_device(void) { return (fdm_device_id){on_cuda() ? FDM_CUDA : FDM_CPU, 0}; }
+
+static void *device_memory(size_t bytes, const void *content) {
+    static const fdm_device_id host = {FDM_CPU, 0};
+    void *memory = NULL;
+    fdm_status status = fdm_memory_allocate(ranks_device(), bytes, &memory);
+    if (!status)
+        status = content ? fdm_memory_copy(memory, ranks_device(), content, host, bytes)
+                         : fdm_memory_fill(ranks_device(), memory, 0xff, bytes);
+    return status ? NULL : memory;
+}
+
+/* To where the ranks compute; then back to s->data. */
+static void send_shard(struct shard *s) {
+    s->tensor.device = ranks_device();
+    s->tensor.data = device_memory((size_t)elements(&s->tensor) * 8 + 8, s->data);
+}
+static void fetch_shard(struct shard *s) {
+    static const fdm_device_id host = {FDM_CPU, 0};
+    fdm_memory_copy(s->data, host, s->tensor.data, ranks_device(), (size_t)elements(&s->tensor) * 8 + 8);
+    fdm_memory_release(ranks_device(), s->tensor.data);
+}
+
 struct results {
     struct problem *p;
     struct whole *out; /* [COUNT]: wholes of the ranks' results */
@@ -86,7 +111,7 @@ static fdm_status plan_of_rank(struct problem *p, int32_t rank, fdm_ranks_plan *
                                        .algorithm = p->algorithm,
                                        .num_threads = 1,
                                        .other_kernel = p->other_kernel};
-    fdm_status status = fdm_device_query(FDM_CPU, 0, &device);
+    fdm_status status = fdm_device_query(ranks_device().type, 0, &device);
     if (!status)
         status = fdm_describe(p->pass, &whole, &p->options, &problem);
     return status ? status
@@ -101,14 +126,14 @@ static fdm_status run_plan(struct thread_rank *rank, struct results *results, fd
     fdm_ranks_plan_info *info = &results->info[rank->rank];
     info->struct_bytes = sizeof *info;
     fdm_ranks_plan_query(plan, info);
-    void *workspace = memory_allocate((size_t)info->workspace_bytes);
-    memset(workspace, 0xff, (size_t)info->workspace_bytes);
+    void *workspace = device_memory((size_t)info->workspace_bytes, NULL);
     for (int n = 0; n < START; n++) {
         const fdm_tensor *tensor = p->all[n].data ? &shards[n].tensor : NULL;
         if (tensor) {
             make_shard(p, n, rank->rank, &shards[n]);
             if (is_written(p, n))
                 memset(shards[n].data, 0xff, (size_t)elements(tensor) * (p->dtype == FDM_FLOAT64 ? 8 : 4));
+            send_shard(&shards[n]);
         }
         memcpy((char *)&t + offsets[n], &tensor, sizeof tensor);
     }
@@ -116,12 +141,14 @@ static fdm_status run_plan(struct thread_rank *rank, struct results *results, fd
     for (int n = 0; n <= results->repeat && !status; n++)
         status = fdm_execute_ranks(plan, &t, workspace, (size_t)info->workspace_bytes, &rank->communicator, NULL);
     for (int n = 0; n < START; n++) {
+        if (p->all[n].data)
+            fetch_shard(&shards[n]);
         if (!status && p->all[n].data && is_written(p, n))
             move(&results->out[n], p->all[n].rows_axis >= 0 ? p->rows : p->keys, rank->rank, &shards[n],
                  p->all[n].rows_axis >= 0 ? p->all[n].rows_axis : p->all[n].keys_axis, 1);
         free(shards[n].data);
     }
-    memory_release(workspace);
+    fdm_memory_release(ranks_device(), workspace);
     return status;
 }
 
@@ -176,17 +203,17 @@ static const char *const names[] = {"q",       "k",    "v",    "mask", "bias", "
 
 /* 1: it ran. 0: the plan refused it. */
 static int check_problem(struct problem *p, int number_of_it) {
-    struct thread_ranks all = {0};
+    struct thread_ranks all = {.device_type = ranks_device().type};
     struct thread_rank each[THREAD_RANKS_MAX];
     struct results results;
     assert_int_equal(run_whole(p), FDM_OK);
     start_results(p, &results);
     thread_ranks_run(&all, p->ranks, each, run_rank, &results);
     int ran = 1;
+    for (int32_t r = 0; r < p->ranks; r++)
+        ran = ran && each[r].status != FDM_ERROR_UNSUPPORTED;
     for (int32_t r = 0; r < p->ranks; r++) {
-        if (each[r].status == FDM_ERROR_UNSUPPORTED)
-            ran = 0;
-        else if (each[r].status)
+        if (each[r].status && ran)
             fail_msg("problem %d, rank %d of %d: %s", number_of_it, r, p->ranks, each[r].sentence);
     }
     int64_t sent = 0, received = 0;
@@ -202,7 +229,7 @@ static int check_problem(struct problem *p, int number_of_it) {
         const double rounded = n == LSE || n == LSE_LOW ? 1e-2 : 3e-2;
         const double bound = p->dtype == FDM_FLOAT64    ? 1e-12
                              : p->dtype == FDM_BFLOAT16 ? rounded
-                             : n >= DQ                  ? 1e-4
+                             : n >= DQ || on_cuda()     ? 1e-4
                                                         : 1e-5;
         if (!(error <= bound))
             fail_msg("problem %d, %s of %d ranks by %s differs by %g", number_of_it, names[n], p->ranks,
@@ -217,12 +244,17 @@ static int check_problem(struct problem *p, int number_of_it) {
 
 static void equals_one_call(void **unused) {
     (void)unused;
+    const int count = on_cuda() ? 60 : 400;
     int ran = 0, by[5] = {0};
     state = 11;
-    for (int n = 0; n < 400; n++) {
+    for (int n = 0; n < count; n++) {
         struct problem p = {.pass = (fdm_pass)draw(2), .algorithm = (fdm_rank_algorithm)draw(5)};
         static const fdm_layout_kind kinds[] = {FDM_LAYOUT_CONTIGUOUS, FDM_LAYOUT_ZIGZAG, FDM_LAYOUT_RANGES};
         draw_sizes(&p);
+        if (on_cuda()) { /* what devices take */
+            p.algorithm = p.algorithm == FDM_RANKS_RING ? FDM_RANKS_BOTH : p.algorithm;
+            p.dtype = draw(4) ? FDM_BFLOAT16 : FDM_FLOAT32;
+        }
         draw_mask(&p);
         draw_tensors(&p);
         const fdm_layout_kind kind = kinds[draw(3)];
@@ -233,6 +265,12 @@ static void equals_one_call(void **unused) {
         ran += it_ran;
         by[p.algorithm] += it_ran;
         release_problem(&p);
+    }
+    if (on_cuda()) {
+        if (ran < 30 || by[FDM_RANKS_ULYSSES] < 2 || by[FDM_RANKS_BOTH] < 5 || by[FDM_RANKS_GATHER] < 5)
+            fail_msg("%d problems ran, %d by gather, %d by ulysses, %d by both", ran, by[FDM_RANKS_GATHER],
+                     by[FDM_RANKS_ULYSSES], by[FDM_RANKS_BOTH]);
+        return;
     }
     assert_int_equal(memory_live(), 0);
     assert_true(ran > 200 && by[FDM_RANKS_ULYSSES] > 10 && by[FDM_RANKS_BOTH] > 20 && by[FDM_RANKS_RING] > 20);
@@ -418,13 +456,13 @@ static int run_and_refuse(struct thread_rank *rank, void *argument) {
 static void every_fault_ends_all_ranks(void **unused) {
     (void)unused;
     static const fdm_rank_algorithm algorithms[] = {FDM_RANKS_GATHER, FDM_RANKS_BOTH, FDM_RANKS_RING};
-    for (int which = 0; which < 6; which++) {
+    for (int which = 0; which < (on_cuda() ? 4 : 6); which += on_cuda() ? 2 : 1) { /* forwards, without the ring */
         struct problem p;
         simple_problem(&p, (fdm_pass)(which % 2));
         p.algorithm = algorithms[which / 2];
         assert_int_equal(run_whole(&p), FDM_OK);
         for (int64_t n = 1;; n++) {
-            struct thread_ranks all = {.fail_at = n};
+            struct thread_ranks all = {.fail_at = n, .device_type = ranks_device().type};
             struct thread_rank each[THREAD_RANKS_MAX];
             struct results results;
             start_results(&p, &results);
@@ -438,7 +476,7 @@ static void every_fault_ends_all_ranks(void **unused) {
         }
         release_problem(&p);
     }
-    assert_int_equal(memory_live(), 0);
+    assert_true(on_cuda() || memory_live() == 0); /* kernels stay */
 }
 
 /* A rank whose tensors are wrong ends its peers too. */
@@ -465,7 +503,7 @@ static int give_wrong_tensors(struct thread_rank *rank, void *argument) {
 static void wrong_tensors_end_all_ranks(void **unused) {
     (void)unused;
     struct problem p;
-    struct thread_ranks all = {0};
+    struct thread_ranks all = {.device_type = ranks_device().type};
     struct thread_rank each[THREAD_RANKS_MAX];
     struct results results;
     simple_problem(&p, FDM_FORWARD);
@@ -569,5 +607,10 @@ int main(void) {
         cmocka_unit_test(plans_check_arguments),
         cmocka_unit_test(plans_follow_options),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest of_device[] = {
+        cmocka_unit_test(equals_one_call),
+        cmocka_unit_test(every_fault_ends_all_ranks),
+        cmocka_unit_test(wrong_tensors_end_all_ranks),
+    };
+    return on_cuda() ? cmocka_run_group_tests(of_device, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
 }

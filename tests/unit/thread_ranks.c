@@ -4,8 +4,27 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The emulated device takes calls of one thread at a time. */
+static void use_device(struct thread_ranks *a, int uses) {
+    if (a->device_type == FDM_CUDA && uses)
+        pthread_mutex_lock(&a->device);
+    else if (a->device_type == FDM_CUDA)
+        pthread_mutex_unlock(&a->device);
+}
+
+static void copy_message(const struct thread_ranks *a, void *to, const void *from, size_t bytes) {
+    const fdm_device_id id = {FDM_CUDA, 0};
+    if (a->device_type == FDM_CUDA)
+        fdm_memory_copy(to, id, from, id, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
 /* 1: every rank has come here. 0: one is gone. */
 static int meet(struct thread_ranks *a) {
+    if (a->device_type == FDM_CUDA)
+        fdm_synchronize((fdm_device_id){FDM_CUDA, 0});
+    use_device(a, 0);
     pthread_mutex_lock(&a->lock);
     const int64_t turn = a->turn;
     if (++a->waiting == a->ranks && !a->left) {
@@ -17,6 +36,7 @@ static int meet(struct thread_ranks *a) {
         pthread_cond_wait(&a->changed, &a->lock);
     const int met = a->turn != turn;
     pthread_mutex_unlock(&a->lock);
+    use_device(a, 1);
     return met;
 }
 
@@ -65,7 +85,7 @@ static fdm_status exchange(void *context, const fdm_message *sends, int32_t num_
         const fdm_message *sent = message_from(a, peer, r->rank, taken[peer]++);
         fits &= sent && sent->bytes == receives[i].bytes && peer != r->rank;
         if (sent && sent->bytes == receives[i].bytes)
-            memcpy(receives[i].memory, sent->memory, sent->bytes);
+            copy_message(a, receives[i].memory, sent->memory, sent->bytes);
     }
     for (int32_t peer = 0; peer < a->ranks; peer++) /* nothing is sent that nobody expects */
         fits &= !message_from(a, peer, r->rank, taken[peer]);
@@ -93,7 +113,9 @@ static fdm_status poll_peers(void *context) {
 
 static void *start(void *argument) {
     struct thread_rank *r = argument;
+    use_device(r->all, 1);
     r->status = (fdm_status)r->run(r, r->argument);
+    use_device(r->all, 0);
     snprintf(r->sentence, sizeof r->sentence, "%s", fdm_last_error());
     return NULL;
 }
@@ -102,18 +124,21 @@ void thread_ranks_run(struct thread_ranks *all, int32_t ranks, struct thread_ran
                       int (*run)(struct thread_rank *rank, void *argument), void *argument) {
     pthread_t threads[THREAD_RANKS_MAX];
     const int64_t fail_at = all->fail_at, leave_at = all->leave_at;
+    const int32_t device_type = all->device_type;
     memset(all, 0, sizeof *all);
     all->fail_at = fail_at;
     all->leave_at = leave_at;
+    all->device_type = device_type;
     all->ranks = ranks;
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
+    pthread_mutex_init(&all->device, NULL);
     for (int32_t r = 0; r < ranks; r++) {
         each[r] = (struct thread_rank){.all = all, .rank = r, .run = run, .argument = argument};
         each[r].communicator = (fdm_communicator){.struct_bytes = sizeof(fdm_communicator),
                                                   .ranks = ranks,
                                                   .rank = r,
-                                                  .device_type = FDM_CPU,
+                                                  .device_type = device_type ? device_type : FDM_CPU,
                                                   .context = &each[r],
                                                   .exchange = exchange,
                                                   .share = share,
@@ -125,4 +150,5 @@ void thread_ranks_run(struct thread_ranks *all, int32_t ranks, struct thread_ran
         pthread_join(threads[r], NULL);
     pthread_mutex_destroy(&all->lock);
     pthread_cond_destroy(&all->changed);
+    pthread_mutex_destroy(&all->device);
 }

@@ -17,6 +17,8 @@ struct thread_ranks {
     int64_t calls;    /* of exchange() and share(), by all ranks */
     int64_t fail_at;  /* the call that fails, 0 = none */
     int64_t leave_at; /* the call in which a rank never answers */
+    int32_t device_type;    /* of messages: 0 or FDM_CPU, or FDM_CUDA: device 0, which one rank at a time uses */
+    pthread_mutex_t device; /* CUDA: held by the rank that runs */
     struct {
         const fdm_message *sends;
         int32_t num_sends;
