@@ -169,6 +169,157 @@ static void a_late_peer_is_not_waited_for(void) {
     }
 }
 
+/* ---- a plan's execution ---- */
+
+enum { ROWS = 96, HEADS = 2, HEAD_DIM = 64 };
+
+/* The tensors of a call [1, rows, HEADS, HEAD_DIM], one behind the other; nothing reads them. */
+struct own_tensors {
+    int64_t shape[4], lse_shape[3];
+    fdm_tensor list[8], lse;
+    fdm_tensors tensors;
+};
+static void describe_tensors(struct own_tensors *t, char *memory, int64_t rows, fdm_pass pass) {
+    const int64_t bytes = ROWS * HEADS * HEAD_DIM * 2;
+    fdm_tensor *l = t->list;
+    *t = (struct own_tensors){.shape = {1, rows, HEADS, HEAD_DIM}, .lse_shape = {1, HEADS, rows}};
+    for (int n = 0; n < 8; n++)
+        l[n] = (fdm_tensor){memory + n * bytes, {FDM_CUDA, 0}, 4, fdm_data_type_of(FDM_BFLOAT16), t->shape, NULL, 0};
+    t->lse = (fdm_tensor){memory + 8 * bytes, {FDM_CUDA, 0}, 3, fdm_data_type_of(FDM_FLOAT32), t->lse_shape, NULL, 0};
+    t->tensors = (fdm_tensors){
+        .struct_bytes = sizeof t->tensors, .q = &l[0], .k = &l[1], .v = &l[2], .out = &l[3], .lse = &t->lse};
+    if (pass == FDM_BACKWARD)
+        t->tensors.dout = &l[4], t->tensors.dq = &l[5], t->tensors.dk = &l[6], t->tensors.dv = &l[7];
+}
+enum { MEMORY_BYTES = 9 * ROWS * HEADS * HEAD_DIM * 2 };
+
+struct execution {
+    struct rank *rank;
+    fdm_pass pass;
+};
+
+static fdm_status plan_execution(const struct execution *e, char *memory, fdm_ranks_plan **plan) {
+    const fdm_layout_wish wish = {
+        .struct_bytes = sizeof wish, .kind = FDM_LAYOUT_ZIGZAG, .ranks = RANKS, .total = ROWS, .block = 16};
+    const fdm_ranks_options options = {
+        .struct_bytes = sizeof options, .rank = e->rank->rank, .algorithm = FDM_RANKS_GATHER};
+    fdm_options call = fdm_options_default();
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_rank_mask mask = fdm_rank_mask_default();
+    struct own_tensors whole;
+    fdm_layout *layout = NULL;
+    fdm_problem problem;
+    call.causal = mask.causal = 1;
+    mask.seqlen_q = mask.seqlen_k = ROWS;
+    describe_tensors(&whole, memory, ROWS, e->pass);
+    fdm_status status = fdm_device_query(FDM_CUDA, 0, &device);
+    if (!status)
+        status = fdm_describe(e->pass, &whole.tensors, &call, &problem);
+    if (!status)
+        status = fdm_layout_create(&wish, &layout);
+    if (!status)
+        status = fdm_plan_ranks(&device, &problem, layout, NULL, &mask, &options, plan);
+    fdm_layout_release(layout);
+    return status;
+}
+
+/* Every rank comes to the agreement, with a plan or without. */
+static fdm_status execute(const struct execution *e, fdm_communicator *c) {
+    static const fdm_device_id id = {FDM_CUDA, 0};
+    void *memory = NULL, *workspace = NULL;
+    fdm_ranks_plan *plan = NULL;
+    fdm_ranks_plan_info info = {.struct_bytes = sizeof info};
+    struct own_tensors own;
+    fdm_status status = fdm_memory_allocate(id, MEMORY_BYTES, &memory);
+    if (!status)
+        status = plan_execution(e, memory, &plan);
+    const fdm_status agreed = fdm_agree(plan, c);
+    if (!status && !(status = agreed) && !(status = fdm_ranks_plan_query(plan, &info)))
+        status = fdm_memory_allocate(id, (size_t)info.workspace_bytes, &workspace);
+    if (plan && !agreed) { /* without a workspace it fails, and its peers hear of it */
+        describe_tensors(&own, memory, info.rows, e->pass);
+        const fdm_status ran =
+            fdm_execute_ranks(plan, &own.tensors, workspace, (size_t)info.workspace_bytes, c, NULL);
+        status = status ? status : ran;
+    }
+    if (!status)
+        status = fdm_wait(c, id, NULL, PATIENCE_MS);
+    fdm_ranks_plan_release(plan);
+    fdm_memory_release(id, workspace);
+    fdm_memory_release(id, memory);
+    return status;
+}
+
+static void *run_execution(void *argument) {
+    struct execution *e = argument;
+    fdm_communicator c = {.struct_bytes = sizeof c};
+    e->rank->status = fdm_nccl_communicator_of_id(e->rank->id, RANKS, e->rank->rank, 0, PATIENCE_MS, &c);
+    if (!e->rank->status)
+        e->rank->status = execute(e, &c);
+    snprintf(e->rank->sentence, sizeof e->rank->sentence, "%s", fdm_last_error());
+    fdm_nccl_release(&c);
+    return NULL;
+}
+
+/* Of how many ranks the execution failed. */
+static int execute_all(struct rank *ranks, fdm_pass pass) {
+    struct execution each[RANKS];
+    pthread_t threads[RANKS];
+    uint8_t id[FDM_NCCL_ID_BYTES];
+    int failed = 0;
+    const fdm_status status = fdm_nccl_id(id);
+    for (int r = 0; r < RANKS; r++) {
+        ranks[r].rank = r;
+        ranks[r].status = status;
+        memcpy(ranks[r].id, id, sizeof id);
+        each[r] = (struct execution){&ranks[r], pass};
+        if (!status)
+            assert_int_equal(pthread_create(&threads[r], NULL, run_execution, &each[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++) {
+        if (!status)
+            pthread_join(threads[r], NULL);
+        failed += ranks[r].status != FDM_OK;
+        if (ranks[r].status && !*ranks[r].sentence && !status)
+            fail_msg("rank %d fails without a sentence", r);
+    }
+    assert_int_equal(nccl()->live(), 0);
+    return failed;
+}
+
+static void executes_plans(void) {
+    use_fake_compiler();
+    for (int pass = 0; pass < 2; pass++) {
+        struct rank ranks[RANKS] = {{0}};
+        if (execute_all(ranks, (fdm_pass)pass))
+            fail_msg("%s; %s; %s", ranks[0].sentence, ranks[1].sentence, ranks[2].sentence);
+        assert_int_equal(fake_driver()->live().allocations, 0);
+    }
+    int moved = 0, attended = 0;
+    for (int64_t n = 0; n < fake_driver()->num_launches(); n++) {
+        moved += strcmp(fake_driver()->launch(n).entry, "rank_rows") == 0;
+        attended += strcmp(fake_driver()->launch(n).entry, "hopper_forward") == 0;
+    }
+    assert_true(moved > 20 && attended >= RANKS);
+}
+
+/* Whatever call of NCCL or of the driver fails, every rank ends, and none of them waits for ever. */
+static void a_call_of_nccl_fails(void) {
+    struct rank ranks[RANKS] = {{0}};
+    use_fake_compiler();
+    const int failed = execute_all(ranks, FDM_BACKWARD);
+    const char *injected = nccl()->injected();
+    scenario_past_the_end = !*injected;
+    assert_int_equal(failed > 0, *injected && strcmp(injected, "ncclCommAbort") && strcmp(injected, "ncclCommDestroy"));
+}
+static void a_call_of_the_driver_fails(void) {
+    struct rank ranks[RANKS] = {{0}};
+    use_fake_compiler();
+    const int failed = execute_all(ranks, FDM_FORWARD);
+    scenario_past_the_end = !*fake_driver()->injected();
+    assert_true(!failed || !scenario_past_the_end);
+}
+
 static void an_old_library_is_refused(void) {
     uint8_t id[FDM_NCCL_ID_BYTES];
     assert_int_equal(fdm_nccl_id(id), FDM_ERROR_UNSUPPORTED);
@@ -194,6 +345,10 @@ int main(int argc, char **argv) {
         {"a_call_by_split_fails", a_call_by_split_fails, "FAKE_NCCL_FAIL=*:3:%", 1},
         {"a_peer_leaves", a_peer_leaves, NULL, 0},
         {"a_late_peer_is_not_waited_for", a_late_peer_is_not_waited_for, NULL, 0},
+        {"executes_plans", executes_plans, NULL, 0},
+        {"a_call_of_nccl_fails", a_call_of_nccl_fails, "FAKE_NCCL_FAIL=*:3:%", 1},
+        {"a_launch_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuLaunchKernelEx:999:%", 1},
+        {"an_allocation_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuMemAlloc:999:%", 1},
         {"an_old_library_is_refused", an_old_library_is_refused, "FAKE_NCCL_VERSION=21701", 0},
         {"no_library_is_one_sentence", no_library_is_one_sentence, "LD_LIBRARY_PATH=/nowhere", 0},
     };
