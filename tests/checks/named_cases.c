@@ -416,6 +416,13 @@ static void add_wide_intervals(void) {
         {{256, 256}, 1, 4, 1, 200, 330, 2, 0, 1, 0},  {{160, 256}, 2, 1, 1, 130, 2100, 1, 0, 0, 1},
         {{136, 200}, 1, 2, 2, 140, 260, 2, 0, 0, 1},
     };
+    static const struct {
+        int64_t dim, batch, heads, heads_kv, seqlen_q, seqlen_k;
+        int mask, varlen, causal;
+    } others[] = {
+        {256, 2, 2, 2, 200, 330, 2, 0, 0}, {160, 2, 1, 1, 330, 330, 2, 0, 1}, {256, 3, 4, 2, 170, 170, 0, 1, 1},
+        {192, 3, 2, 1, 150, 200, 0, 1, 0}, {136, 2, 2, 2, 130, 200, 2, 1, 0},
+    };
     FOR_EACH(rows, n)
     for (int d = 0; d < 2; d++) {
         begin("hopper.backward_2pass", FDM_BACKWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
@@ -426,6 +433,15 @@ static void add_wide_intervals(void) {
         next.intervals = rows[n].kind;
         next.softcap = rows[n].softcap ? 7 : 0;
         add("intervals of wide heads");
+    }
+    FOR_EACH(others, n) {
+        begin("hopper.backward_2pass", FDM_BACKWARD, others[n].dim, dtypes[n % 2]);
+        shape(others[n].batch, others[n].heads, others[n].heads_kv, others[n].seqlen_q, others[n].seqlen_k);
+        next.causal = others[n].causal;
+        next.varlen = next.rest = others[n].varlen;
+        next.mask = others[n].mask;
+        next.intervals = others[n].mask ? 0 : 2;
+        add("masks of keys of wide heads");
     }
 }
 
@@ -527,17 +543,20 @@ static void add_apart(const struct any_kernel *kernel) {
 
 /* Row intervals beside everything, of a length with tiles that are hidden and tiles that are full. */
 static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
-    static const int64_t dims[] = {64, 128};
+    static const int64_t dims[] = {64, 128}, wide_dims[] = {256, 160};
     enum { OF_NONE, CAUSAL, WINDOW, OF_MASK, KEY_MASK, OF_BIAS, KEY_BIAS, INTERVALS, PACKED, SOFTCAP, PAIRS, KINDS };
     const int decode = strstr(kernel, "decode") != NULL, hopper = strstr(kernel, "hopper") != NULL;
     const int owns = hopper && pass == FDM_BACKWARD; /* blocks of keys, for the heads that share them */
+    const int wide = strstr(kernel, "2pass") != NULL;
     FOR_EACH(dims, d)
     for (int kind = OF_NONE; kind < KINDS; kind++) {
-        if (hopper && !owns && (kind == KEY_MASK || kind == KEY_BIAS || kind == INTERVALS || kind == PAIRS))
+        if (hopper && !owns && (kind == KEY_BIAS || kind == PAIRS))
             continue; /* mma's */
-        const int scored = kind == OF_MASK || kind == KEY_MASK || kind == OF_BIAS || kind == KEY_BIAS || kind == PAIRS;
-        begin(kernel, pass, dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
-        shape(kind == PACKED ? 3 : 1 + kind % 2, 4, owns && scored ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);
+        if (wide && (kind == OF_MASK || kind == OF_BIAS || kind == KEY_BIAS || kind == PAIRS))
+            continue;                                                                   /* so are these */
+        const int alike = owns && kind >= OF_MASK && kind != PACKED && kind != SOFTCAP; /* what heads of keys share */
+        begin(kernel, pass, wide ? wide_dims[d] : dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
+        shape(kind == PACKED ? 3 : 1 + kind % 2, 4, alike ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);
         next.rows = owns ? 2 : 1;
         next.causal = kind == CAUSAL || kind == PACKED;
         next.mask = kind == OF_MASK || kind == PAIRS ? 1 : kind == KEY_MASK ? 2 : 0;
@@ -594,6 +613,7 @@ static void list_cases(void) {
     add_rows("mma.backward", FDM_BACKWARD, 0);
     add_rows("mma.backward32", FDM_BACKWARD, 1);
     add_rows("hopper.backward", FDM_BACKWARD, 0);
+    add_rows("hopper.backward_2pass", FDM_BACKWARD, 0);
 }
 
 const struct named_case *named_case(int64_t number) {

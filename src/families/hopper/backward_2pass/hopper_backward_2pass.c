@@ -12,7 +12,7 @@
 PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_2PASS_PARAMETERS);
 
 static struct hopper_score_inputs score_inputs_of(const fdm_problem *p) {
-    return (struct hopper_score_inputs){p->has_intervals, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
+    return (struct hopper_score_inputs){gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
                                         p->has_row_intervals};
 }
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
@@ -28,12 +28,17 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){.parts = parameters_of(plan).PARTS, .in_turn = parameters_of(plan).IN_TURN};
 }
 
+/* Tiles are walked by the tile plan; and keys that lie scattered are put in order. */
+static int is_planned(const fdm_problem *p) { return gpu_lists_keys(p) || p->has_row_intervals; }
+static int may_sort(const fdm_problem *p) { return p->has_intervals && !p->varlen && !p->has_row_intervals; }
+
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs =
         hopper_backward_needs(p, HOPPER_BACKWARD_2PASS_DQ_ROWS, 0, parameters_of(plan).PARTS);
     needs.block_m = needs.block_n = HOPPER_BACKWARD_2PASS_MASK;
-    needs.may_order_keys = needs.orders_keys = p->has_intervals;
-    needs.order_block_n = p->has_intervals ? HOPPER_BACKWARD_2PASS_KEYS : 0;
+    needs.may_order_keys = needs.orders_keys = may_sort(p);
+    needs.order_block_n = may_sort(p) ? HOPPER_BACKWARD_2PASS_KEYS : 0;
+    needs.plans_rows = p->has_row_intervals;
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
@@ -44,7 +49,7 @@ static int64_t plan_offset(const fdm_problem *p, const struct gpu_backward_needs
 }
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return plan_offset(p, &needs) + (p->has_intervals ? tile_plan_bytes(p) : 0);
+    return plan_offset(p, &needs) + (is_planned(p) ? tile_plan_bytes(p) : 0);
 }
 
 /* ---- choice ---- */
@@ -53,18 +58,19 @@ enum { LENGTH_MAX = HOPPER_BACKWARD_2PASS_MASK * HOPPER_BACKWARD_TILES_MAX }; /*
 
 /* Of intervals, and of masks and biases with query rows. */
 static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
-    if ((p->has_mask || p->has_intervals) && (p->seqlen_q > LENGTH_MAX || p->seqlen_k > LENGTH_MAX)) {
+    if ((p->has_mask || is_planned(p)) && (p->seqlen_q > LENGTH_MAX || p->seqlen_k > LENGTH_MAX)) {
         snprintf(text, size, "beside masks and intervals there are at most %d query rows and keys", LENGTH_MAX);
         return text;
     }
-    if (p->has_intervals && (p->varlen || p->has_mask || p->has_bias || !tile_plan_possible(p)))
-        return "there are no masks, biases or packed sequences beside intervals";
-    if (p->has_intervals && p->interval_heads > p->heads_kv)
+    if (is_planned(p) && (p->has_bias || gpu_mask_rows(p) || !tile_plan_possible(p)))
+        return "there are no biases, and no masks with rows, beside intervals or masks of keys";
+    if ((p->has_intervals && p->interval_heads > p->heads_kv) ||
+        (p->has_row_intervals && p->row_interval_heads > p->heads_kv))
         return "query heads that share keys have intervals of their own";
-    if (!p->has_mask && !p->has_bias)
-        return NULL;
     if (p->has_mask && p->mask_shape[1] > p->heads_kv)
         return "query heads that share keys have masks of their own";
+    if (!gpu_mask_rows(p) && !p->has_bias)
+        return NULL;
     if (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
         (p->has_bias && p->bias_shape[3] != p->seqlen_k) || p->seqlen_k % (p->has_mask ? 16 : 8))
         return "rows of mask and bias must be contiguous, and multiples of 16 bytes";
@@ -90,10 +96,11 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 enum { NARROW = 128 };
 
 /* The orders of blocks and keys and the tile plan take 35 us: measured at head dim 256, keys 1024 of 8 heads are slower
- * by a third than by mma.backward, 2048 faster by a sixth. At 400 TFLOPS. */
+ * by a third than by mma.backward, 2048 faster by a sixth. The plan alone takes a sixth of that (not measured here). At
+ * 400 TFLOPS. */
 static int plan_costs_more(const fdm_problem *p) {
-    return p->has_intervals && !p->deterministic &&
-           hopper_pairs(p) * (double)(6 * p->head_dim + 4 * p->head_dim_v) / 400e12 < 60e-6;
+    return is_planned(p) && !p->deterministic &&
+           hopper_pairs(p) * (double)(6 * p->head_dim + 4 * p->head_dim_v) / 400e12 < (may_sort(p) ? 60e-6 : 10e-6);
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
@@ -129,9 +136,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         "in global memory, the same bits every time%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
         HOPPER_BACKWARD_2PASS_CONSUMER_REGISTERS, (long long)(plan->shared_bytes + 1023) >> 10,
-        p->has_intervals ? "; tiles that no row sees are left out, scattered keys in the order of the last row that "
-                           "sees them"
-                         : "");
+        !is_planned(p) ? ""
+        : may_sort(p)  ? "; tiles that no row sees are left out, scattered keys in the order of the last row that sees "
+                         "them"
+                       : "; tiles that no row sees are left out");
     hopper_backward_name_parts(p, division, plan);
     return 1;
 }
@@ -151,7 +159,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, enum own_ke
     GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_2PASS_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
                       .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0,
-                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
+                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || is_planned(p),
                       .SCRUB = gpu_hides_keys(p),
                       .PARTS = kernel == DKV && gpu_backward_leaves_sums(p, parameters_of(plan).PARTS));
     request->file = kernel == DQ ? "families/hopper/backward_2pass/hopper_backward_2pass_dq.cu"
@@ -188,14 +196,16 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     struct hopper_backward_params params = {0};
     gpu_backward_fill(l, &needs, &params.in);
     const int64_t key_blocks =
-        hopper_backward_order(p, HOPPER_BACKWARD_2PASS_KEYS, division_of(plan), p->has_intervals, &params);
+        hopper_backward_order(p, HOPPER_BACKWARD_2PASS_KEYS, division_of(plan), may_sort(p), &params);
     fdm_status status = FDM_OK;
     if (l->attention)
         status = hopper_backward_maps(plan, l->attention, HOPPER_BACKWARD_2PASS_KEYS, &params);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
-    if (wanted(p, DQ) && p->has_intervals)
-        tile_plan_add(l, &params.in.in, (struct tile_plan_order){plan->block_m, params.in.order, params.in.block_order},
-                      l->workspace + plan_offset(p, &needs), &params.plan);
+    if ((wanted(p, DQ) && is_planned(p)) || p->has_row_intervals) {
+        const struct tile_plan_order order = {plan->block_m, may_sort(p) ? params.in.order : NULL,
+                                              may_sort(p) ? params.in.block_order : NULL};
+        tile_plan_add(l, &params.in.in, order, l->workspace + plan_offset(p, &needs), &params.plan);
+    }
     if (wanted(p, DQ))
         add(plan, l, DQ, hopper_all_blocks(p, 1, plan->block_m), &params);
     if (wanted(p, DKV))
@@ -208,9 +218,10 @@ const struct gpu_algorithm hopper_backward_2pass_algorithm = {
     .info = {"hopper.backward_2pass", "the backward on wgmma and TMA by two kernels, without additions to dQ",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_2PASS_PARAMETERS),
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
-                GPU_FEATURE_INTERVALS | GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE |
-                GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_DBIAS |
+                GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
+                GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

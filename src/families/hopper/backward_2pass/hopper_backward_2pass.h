@@ -44,7 +44,7 @@ GPU_INLINE int32_t hopper_backward_2pass_dq_bytes(int32_t head_dim, int32_t head
                (HOPPER_BACKWARD_2PASS_DQ_ROWS + HOPPER_BACKWARD_2PASS_STAGES * HOPPER_BACKWARD_2PASS_KEYS) +
            hopper_backward_2pass_row_bytes(head_dim_v) *
                (HOPPER_BACKWARD_2PASS_DQ_ROWS + v_stages * HOPPER_BACKWARD_2PASS_KEYS) +
-           (inputs.keyed || inputs.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
+           (inputs.keyed || inputs.mask_rows || inputs.ranges ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
            HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024;
 }
 /* A tile of mask is of 128 keys, those of the block and of the one beside it. */

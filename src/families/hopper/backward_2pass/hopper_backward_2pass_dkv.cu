@@ -27,7 +27,7 @@
 
 HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       (INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
+#define KEYS       (INTERVALS && !VARLEN && !ROW_INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    64
@@ -41,7 +41,7 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "families/hopper/backward/hopper_scrub.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
-#define SCORED (MASK || BIAS)
+#define SCORED (MASK_TILE || BIAS)
 
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
@@ -49,13 +49,13 @@ constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PAN
 constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4;
 constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
 constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, BIAS_OFFSET = P_OFFSET + P_STAGES * P_BYTES;
-constexpr int BIAS_BYTES_LOADED = BIAS ? BLOCK_M * BLOCK_N * 2 : 0, MASK_BYTES_LOADED = MASK ? BLOCK_M * 128 : 0;
+constexpr int BIAS_BYTES_LOADED = BIAS ? BLOCK_M * BLOCK_N * 2 : 0, MASK_BYTES_LOADED = MASK_TILE ? BLOCK_M * 128 : 0;
 constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_BYTES_LOADED, ROWS_OFFSET = MASK_OFFSET + MASK_BYTES_LOADED;
 constexpr int LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
 constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
 constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
-constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK ? SEEN_WORDS * 4 : 0);
-constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK, BIAS != 0, BIAS != 0};
+constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_INTERVALS);
+constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_INTERVALS};
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
@@ -103,7 +103,7 @@ struct producer {
     /* The bias of a step, and its mask where that hides something. */
     __device__ __forceinline__ void load_scores(const struct step_rows &rows) {
         const struct gpu_forward_params &in = a.in.in;
-        const bool masked = MASK && hides_part(base + SEEN_OFFSET, rows.tile);
+        const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, rows.tile);
         const uint32_t full = score_ring(base).full(0); /* there is one stage */
         if (BIAS || masked) {
             score_ring(base).wait_empty(scores++);
@@ -229,13 +229,14 @@ struct dv_maker {
     uint32_t p[4][4];
 
     __device__ __forceinline__ void make_p(int step, int tile) {
-        const bool masked = MASK && hides_part(base + SEEN_OFFSET, tile), scored = BIAS || masked;
+        const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, tile), scored = BIAS || masked;
         if (scored)
             score_ring(base).wait_full(scores);
         const float early[EARLY_ROWS] = {};
         scores_to_p(s, early, a, k.batch, k.first_key, tile * BLOCK_M,
                     {lse_of(base, step), low_of(base, step), base + KEYS_OFFSET, base + BIAS_OFFSET, base + MASK_OFFSET,
-                     masked, k.first_key % 128 - 64, base + COVERED + tid_x_reread() / 32 % 4 * 8});
+                     masked, k.first_key % 128 - 64, base + COVERED + tid_x_reread() / 32 % 4 * 8,
+                     ranges_hide_part(base + SEEN_OFFSET, tile, 0), k.first_head});
         if (scored) {
             __syncwarp();
             score_ring(base).release(scores++);
@@ -408,7 +409,7 @@ __device__ __forceinline__ struct key_block find_steps(const struct hopper_backw
 
 extern "C" __global__ void __launch_bounds__(HOPPER_BACKWARD_2PASS_THREADS, 1)
     hopper_backward_2pass_dkv(const __grid_constant__ struct hopper_backward_params a) {
-#if BIAS || KEYED
+#if BIAS || KEYED || ROW_INTERVALS
     extern __shared__ __align__(1024) char shared[];
 #else
     extern __shared__ char shared[];

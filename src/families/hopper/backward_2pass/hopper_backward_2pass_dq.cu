@@ -11,8 +11,9 @@
  *
  * Barriers: Q and dO full; of each stage of K and V full, and empty (an arrival of each consumer warp).
  *
- * KEYED: rows see keys by intervals. The tile plan (gpu/tile_plan.cu) says which tiles of keys are walked, and which of
- * them hide nothing. Scattered keys are walked in the order of key_sort.cu, and copied by the whole third warpgroup.
+ * PLANNED: rows see keys by intervals of keys or of rows, or by a mask that all rows share. The tile plan
+ * (gpu/tile_plan.cu) says which tiles of keys are walked, and which of them hide nothing. Scattered keys of dense calls
+ * are walked in the order of key_sort.cu, and copied by the whole third warpgroup (EITHER).
  *
  * Beside the widest heads there is no room for tiles of masks and biases: a quad of lanes reads the 64 keys of a row
  * from global memory, 16 bytes a lane, to the registers where dS of the step before was, and transposes them. Tiles of
@@ -30,7 +31,7 @@
 
 HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       (INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
+#define KEYS       (INTERVALS && !VARLEN && !ROW_INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    HOPPER_BACKWARD_2PASS_DQ_ROWS
@@ -43,7 +44,8 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "families/hopper/backward/hopper_p_residual.cuh"
 #include "gpu/redo_dq.cuh"
 
-#define F16 (DTYPE == GPU_FLOAT16)
+#define F16     (DTYPE == GPU_FLOAT16)
+#define PLANNED (KEYED || ROW_INTERVALS)
 
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
@@ -58,7 +60,8 @@ enum {
 };
 static_assert(END - CONTROL <= HOPPER_BACKWARD_2PASS_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024 ==
-                  hopper_backward_2pass_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {KEYED, MASK, BIAS != 0, BIAS != 0}),
+                  hopper_backward_2pass_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES,
+                                                 {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_INTERVALS}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
@@ -78,12 +81,12 @@ struct row_block {
     int steps;
 };
 /* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
- * last rows, which see many keys, first. KEYED: so do they, in the order of the tile plan. */
+ * last rows, which see many keys, first. PLANNED: so do they, in the order of the tile plan. */
 __device__ __forceinline__ struct row_block find_rows(const struct hopper_backward_params &a, int block_index) {
     struct row_block r;
     const int row_blocks = (a.in.in.seqlen_q + BLOCK_M - 1) / BLOCK_M;
     int head = block_index / row_blocks, block = block_index % row_blocks;
-    if (WINDOW || KEYED) {
+    if (WINDOW || PLANNED) {
         const int in_turn = a.in.in.heads_per_l2_group, first = head / in_turn * in_turn;
         const int rest = block_index - first * row_blocks;
         const int heads = min(in_turn, a.in.in.heads * a.in.in.batch - first);
@@ -92,7 +95,7 @@ __device__ __forceinline__ struct row_block find_rows(const struct hopper_backwa
     }
     r.head = head % a.in.in.heads;
     r.batch = head / a.in.in.heads;
-    if (KEYED)
+    if (PLANNED)
         block =
             a.plan.order[(int64_t)tile_plan_head(&a.plan, r.head, r.batch) * a.plan.row_tiles + row_blocks - 1 - block];
     r.first_row = block * BLOCK_M;
@@ -371,6 +374,22 @@ struct consumer {
         }
     }
 
+    /* What no range of the thread's two rows holds of the keys from `key` on becomes -inf. */
+    __device__ __forceinline__ void hide_others(const struct sequence &at, int key) {
+        const struct gpu_row_intervals &in = a.in.in.row_intervals;
+        const int column = key + (int)tid_x_reread() % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = min(r.first_row + local_row() + 8 * half, at.seqlen_q - 1);
+            const uint32_t held = keys_held<BLOCK_N / 4>(in, ranges_of_row(in, at.batch, at.q_begin, r.head, row),
+                                                         [column](int i) { return column + i / 2 * 8 + i % 2; });
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 4; i++)
+                if (!(held >> i & 1))
+                    s[i / 2 * 4 + half * 2 + i % 2] = MINUS_INF;
+        }
+    }
+
     /* S to P. Beyond the sequence's last key there are zeros, which would have weight. */
     __device__ __forceinline__ void make_p(int step) {
         const struct sequence at = find_sequence(a.in.in, r.batch);
@@ -401,8 +420,10 @@ struct consumer {
                 }
             }
         }
-        if (MASK && is_partial())
+        if (MASK_TILE && is_partial())
             hide_masked_keys(key);
+        if (ROW_INTERVALS && is_partial())
+            hide_others(at, key);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
             s[i] = ex2_approx(s[i]);
@@ -492,13 +513,13 @@ struct consumer {
                 k_ring(base).wait_full(step);
                 if (VARLEN)
                     clear_keys(step);
-                if (KEYED) /* copies of produce_sorted() */
+                if (EITHER) /* copies of produce_sorted() */
                     fence_proxy_async();
                 wgmma_fence();
                 multiply_qk(step);
                 wgmma_commit_group();
                 v_ring(base).wait_full(step);
-                if (KEYED)
+                if (EITHER)
                     fence_proxy_async();
                 multiply_dov(step);
                 wgmma_commit_group();
@@ -550,9 +571,9 @@ extern "C" __global__ void __launch_bounds__(HOPPER_BACKWARD_2PASS_THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (VARLEN && is_past_end(a, find_rows(a, (int)blockIdx.x)))
         return;
-    if (KEYED)
+    if (PLANNED)
         list_planned_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
-    else if (MASK)
+    else if (MASK_TILE)
         list_masked_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
     if (threadIdx.x == 0) {
         rows_full(base).init(0, 1);
@@ -568,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(HOPPER_BACKWARD_2PASS_THREADS, 1)
         setmaxnreg_dec<HOPPER_BACKWARD_2PASS_PRODUCER_REGISTERS>();
         if (LISTED || threadIdx.x == 0) {
             const struct row_block r = find_steps(a, base);
-            if (KEYED && are_sorted(a))
+            if (EITHER && are_sorted(a))
                 produce_sorted(a, r, base);
             else if (threadIdx.x == 0)
                 produce(a, r, base);
