@@ -147,9 +147,14 @@ PLAN_PARAMETER_STRUCT(HOPPER_FORWARD_PARAMETERS);
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
-/* A mask or bias with rows, of which tiles are loaded; ranges of rows that see a key, by which tiles are walked. */
+/* A mask or bias with rows, of which tiles are loaded; ranges of rows that see a key, by which tiles are walked; these
+ * or ranges of keys that a row sees. */
 static int scored(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_bias; }
-static int ranged(const fdm_problem *p) { return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)); }
+static int ranges_of_keys(const fdm_problem *p) { return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)); }
+static int ranged(const fdm_problem *p) { return ranges_of_keys(p) || (p->has_row_intervals && !scored(p)); }
+
+/* Keys may lie scattered, and heads be left to hopper_gather.cu, which reads no row intervals. */
+static int gathers(const fdm_problem *p) { return ranges_of_keys(p) && !p->has_row_intervals; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     return hopper_forward_shared_bytes(t->shape.warpgroups, t->shape.block_n, t->shape.stages, t->shape.q_stages,
@@ -262,9 +267,9 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const char *clause = gpu_shape_refusal(p, 0, 256, text, size);
     if (clause)
         return clause;
-    if (ranged(p) &&
-        (p->has_intervals + p->has_mask != 1 || gpu_masks_blocks(p) || p->has_bias || !tile_plan_possible(p)))
-        return "it takes key intervals, or masks that query rows share, without other masks, row intervals or biases";
+    if ((ranges_of_keys(p) && (scored(p) || (p->has_intervals && p->has_mask))) ||
+        (ranged(p) && !tile_plan_possible(p)))
+        return "it takes key intervals, or masks that query rows share, without other masks or biases";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
@@ -289,7 +294,7 @@ static int copies_cost_more(const fdm_problem *p) {
 /* The tile plan and a kernel without work take 7 to 9 us. Tiles that lie whole save a sixth of the gather's time, or
  * more. Padding hides little, intervals most of the pairs (docs/lab/hopper_tile_plan.md). */
 static int plan_costs_more(const fdm_problem *p) {
-    return ranged(p) && (p->seqlen_q <= FEW_RANGED_ROWS || seconds_of(p) < (p->has_intervals ? 200e-6 : 20e-6));
+    return ranges_of_keys(p) && (p->seqlen_q <= FEW_RANGED_ROWS || seconds_of(p) < (p->has_intervals ? 200e-6 : 20e-6));
 }
 
 /* Rows of a tile at most, where heads are packed as the rules do it. */
@@ -386,7 +391,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     struct variant v;
     if (!find_variant(device, p, number, &v))
         return 0;
-    const int32_t gather = ranged(p) ? hopper_gather_tile(device, p) : 0;
+    const int32_t gather = gathers(p) ? hopper_gather_tile(device, p) : 0;
     PLAN_SET_PARAMETERS(plan, .TILE = (int32_t)(v.tile - tiles), .SCHEDULER = v.scheduler,
                         .EXP2_FREQUENCY = v.exp2_frequency, .EXP2_RESIDUE = v.exp2_residue, .NUM_SMS = device->num_sms,
                         .PACKED_HEADS = v.packing.packed, .NUM_SPLITS = v.packing.splits, .COPIES = v.copies,

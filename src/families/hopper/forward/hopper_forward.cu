@@ -15,9 +15,9 @@
  *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], RANGED: of each stage of K the rows
  *   that see its keys, barriers, two work items.
  *
- * RANGED: rows see keys by ranges of rows, and the tile plan says which tiles of keys are seen and which are full
- * (hopper_ranges.cuh). A second warp of the producer's writes the ranges of the tiles that are not. Heads whose keys
- * lie scattered are left to hopper_gather.cu.
+ * RANGED: rows see keys by ranges of rows or of keys, and the tile plan says which tiles of keys are seen and which are
+ * full (hopper_ranges.cuh). A second warp of the producer's writes the ranges of rows of the tiles that are not; those
+ * of keys are read where they hide something. Heads whose keys lie scattered are left to hopper_gather.cu.
  *
  * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
  * (an arrival of each consumer warp). RANGED: a stage's step is known (an arrival of the second warp), when K is empty.
@@ -47,11 +47,11 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/unused_rows.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
-#define RANGED (INTERVALS || (MASK && !MASK_ROWS))
+#define RANGED (INTERVALS || (MASK && !MASK_ROWS) || (ROW_INTERVALS && !MASK_TILE && !BIAS))
 #define WALKED (BLOCK_MASKED || RANGED)   /* the producer says which tile a step has */
 #define PASSES (WINDOW && !WALKED)        /* a warpgroup passes by steps that only others see */
 #define FLAT   (Q_STAGES == 2 && !SPLITS) /* steps of an item follow those of the one before */
-static_assert(!RANGED || (!BLOCK_MASKED && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
+static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
 static_assert(!ROW_INTERVALS || (!SPLITS && PACKED_HEADS == 1), "so do row intervals beside splits and packed heads");
 
 /* A row of a split done again: what store_part() leaves of it. */
@@ -301,7 +301,7 @@ struct producer {
         find_tiles(a.in, s, BLOCK_M, f);
         if (SPLITS)
             keep_part(f, a.in.num_splits);
-        if (BLOCK_MASKED)
+        if (BLOCK_MASKED && !RANGED)
             f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
         publish(f);
         if (f.first_tile >= f.last_tile) {
