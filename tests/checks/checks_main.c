@@ -27,6 +27,8 @@ static const struct subject subjects[] = {
      topk_checks},
     {"masks interval", "other key intervals on a device, against the CPU", MASK_OPTIONS, interval_checks},
     {"masks dense", "dense masks on a device, against the CPU", MASK_OPTIONS, dense_checks},
+    {"masks same", "one mask said as key intervals, as row intervals and as a dense mask, on a device", MASK_OPTIONS,
+     same_mask_checks},
     {"masks slots", "top-W slots while tokens come, against the CPU and all tokens so far", MASK_OPTIONS, slots_checks},
     {"masks key-bias", "fdm_key_bias() and its backward on a device, against the CPU", MASK_OPTIONS, key_bias_checks},
     {"softmax", "every softmax kernel, against float64", "kernel emulate share rotate large", softmax_checks},

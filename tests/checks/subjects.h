@@ -18,6 +18,7 @@ int broken_texts(const struct options *options);
 int topk_checks(const struct options *options);
 int interval_checks(const struct options *options);
 int dense_checks(const struct options *options);
+int same_mask_checks(const struct options *options);
 int slots_checks(const struct options *options);
 int key_bias_checks(const struct options *options);
 int merge_checks(const struct options *options);
