@@ -464,7 +464,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         x.EXP2_FREQUENCY < 1 || x.EXP2_FREQUENCY > 8 || x.EXP2_RESIDUE < 0 || x.EXP2_RESIDUE > x.EXP2_FREQUENCY ||
         !hopper_packing_possible(p, (struct hopper_packing){x.PACKED_HEADS, x.NUM_SPLITS}) || x.COPIES < 0 ||
         x.COPIES > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x.COPIES != HOPPER_COPY_ALL) ||
-        (x.GATHER && (!ranged(p) || !hopper_gather_takes(p, x.GATHER))))
+        (x.GATHER && (!gathers(p) || !hopper_gather_takes(p, x.GATHER))))
         return 0;
     const struct tile *t = &tiles[x.TILE];
     return takes(t, p) && plan->block_m == 64 * t->shape.warpgroups && plan->block_n == t->shape.block_n &&
