@@ -1,5 +1,5 @@
-/* tile_plan.cu: the tile plan of key intervals, of masks that all rows share and of row intervals, cut by causal, window
- * and ends.
+/* tile_plan.cu: the tile plan of key intervals, of masks that all rows share, and of row intervals, cut by windows and
+ * ends.
  *
  * Idea: the rows that see a key are a range, so the tiles of rows that it touches and those that it covers are runs of
  * bits. A warp has a tile of keys, two keys a lane, and makes a word of 32 tiles of rows at a time: the number of keys

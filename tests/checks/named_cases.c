@@ -405,23 +405,17 @@ static void add_narrow_rows(void) {
 }
 
 /* Intervals of head dims above 128, in a backward: documents (2), and scattered keys (1), which are sorted: several
- * blocks of rows and of keys, sequences that end within them, groups of heads, divided and not. */
+ * blocks of rows and of keys, sequences that end within them, groups of heads, divided and not; masks of keys (0). */
 static void add_wide_intervals(void) {
     static const struct {
         int64_t dims[2], batch, heads, heads_kv, seqlen_q, seqlen_k;
-        int kind, causal, window, softcap;
+        int kind, causal, window, softcap, varlen;
     } rows[] = {
-        {{160, 256}, 1, 1, 1, 330, 330, 2, 0, 0, 0},  {{256, 192}, 1, 1, 1, 450, 450, 2, 1, 0, 0},
-        {{256, 256}, 1, 2, 2, 200, 1100, 1, 0, 0, 0}, {{192, 224}, 2, 2, 2, 330, 330, 1, 1, 0, 0},
-        {{256, 256}, 1, 4, 1, 200, 330, 2, 0, 1, 0},  {{160, 256}, 2, 1, 1, 130, 2100, 1, 0, 0, 1},
-        {{136, 200}, 1, 2, 2, 140, 260, 2, 0, 0, 1},
-    };
-    static const struct {
-        int64_t dim, batch, heads, heads_kv, seqlen_q, seqlen_k;
-        int mask, varlen, causal;
-    } others[] = {
-        {256, 2, 2, 2, 200, 330, 2, 0, 0}, {160, 2, 1, 1, 330, 330, 2, 0, 1}, {256, 3, 4, 2, 170, 170, 0, 1, 1},
-        {192, 3, 2, 1, 150, 200, 0, 1, 0}, {136, 2, 2, 2, 130, 200, 2, 1, 0},
+        {{160, 256}, 1, 1, 1, 330, 330, 2, 0, 0, 0, 0},  {{256, 192}, 1, 1, 1, 450, 450, 2, 1, 0, 0, 0},
+        {{256, 256}, 1, 2, 2, 200, 1100, 1, 0, 0, 0, 0}, {{192, 224}, 2, 2, 2, 330, 330, 1, 1, 0, 0, 0},
+        {{256, 256}, 1, 4, 1, 200, 330, 2, 0, 1, 0, 0},  {{160, 256}, 2, 1, 1, 130, 2100, 1, 0, 0, 1, 0},
+        {{136, 200}, 1, 2, 2, 140, 260, 2, 0, 0, 1, 0},  {{160, 256}, 2, 2, 2, 200, 330, 0, 0, 0, 0, 0},
+        {{136, 256}, 2, 2, 2, 130, 200, 0, 1, 0, 0, 1},  {{192, 256}, 3, 4, 2, 150, 200, 2, 1, 0, 0, 1},
     };
     FOR_EACH(rows, n)
     for (int d = 0; d < 2; d++) {
@@ -431,17 +425,10 @@ static void add_wide_intervals(void) {
         if (rows[n].window)
             window(150, 70);
         next.intervals = rows[n].kind;
+        next.mask = rows[n].kind ? 0 : 2;
+        next.varlen = next.rest = rows[n].varlen;
         next.softcap = rows[n].softcap ? 7 : 0;
         add("intervals of wide heads");
-    }
-    FOR_EACH(others, n) {
-        begin("hopper.backward_2pass", FDM_BACKWARD, others[n].dim, dtypes[n % 2]);
-        shape(others[n].batch, others[n].heads, others[n].heads_kv, others[n].seqlen_q, others[n].seqlen_k);
-        next.causal = others[n].causal;
-        next.varlen = next.rest = others[n].varlen;
-        next.mask = others[n].mask;
-        next.intervals = others[n].mask ? 0 : 2;
-        add("masks of keys of wide heads");
     }
 }
 
@@ -544,17 +531,14 @@ static void add_apart(const struct any_kernel *kernel) {
 /* Row intervals beside everything, of a length with tiles that are hidden and tiles that are full. */
 static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
     static const int64_t dims[] = {64, 128}, wide_dims[] = {256, 160};
-    enum { OF_NONE, CAUSAL, WINDOW, OF_MASK, KEY_MASK, OF_BIAS, KEY_BIAS, INTERVALS, PACKED, SOFTCAP, PAIRS, KINDS };
+    enum { OF_NONE, CAUSAL, WINDOW, PACKED, SOFTCAP, OF_MASK, KEY_MASK, INTERVALS, OF_BIAS, KEY_BIAS, PAIRS, KINDS };
     const int decode = strstr(kernel, "decode") != NULL, hopper = strstr(kernel, "hopper") != NULL;
-    const int owns = hopper && pass == FDM_BACKWARD; /* blocks of keys, for the heads that share them */
-    const int wide = strstr(kernel, "2pass") != NULL;
+    const int owns = hopper && pass == FDM_BACKWARD, wide = strstr(kernel, "2pass") != NULL;
     FOR_EACH(dims, d)
     for (int kind = OF_NONE; kind < KINDS; kind++) {
-        if (hopper && !owns && (kind == KEY_BIAS || kind == PAIRS))
+        const int alike = owns && kind >= OF_MASK; /* what heads of keys share */
+        if (wide ? kind >= OF_BIAS || kind == OF_MASK : hopper && !owns && kind >= KEY_BIAS)
             continue; /* mma's */
-        if (wide && (kind == OF_MASK || kind == OF_BIAS || kind == KEY_BIAS || kind == PAIRS))
-            continue;                                                                   /* so are these */
-        const int alike = owns && kind >= OF_MASK && kind != PACKED && kind != SOFTCAP; /* what heads of keys share */
         begin(kernel, pass, wide ? wide_dims[d] : dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
         shape(kind == PACKED ? 3 : 1 + kind % 2, 4, alike ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);
         next.rows = owns ? 2 : 1;
@@ -566,8 +550,7 @@ static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
         next.softcap = kind == SOFTCAP ? 7 : 0;
         next.dbias = pass == FDM_BACKWARD && next.bias;
         next.deterministic = pass == FDM_BACKWARD && kind % 2;
-        if (kind == WINDOW)
-            window(100, 30);
+        window(kind == WINDOW ? 100 : -1, kind == WINDOW ? 30 : -1);
         add("row intervals");
     }
 }
@@ -605,15 +588,9 @@ static void list_cases(void) {
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);
         add_many(&any_kernels[n]);
+        if (strstr("mma.forward32 mma.decode hopper.forward mma.backward32 hopper.backward_2pass", any_kernels[n].name))
+            add_rows(any_kernels[n].name, any_kernels[n].pass, any_kernels[n].dtype == FDM_FLOAT32);
     }
-    add_rows("mma.forward", FDM_FORWARD, 0);
-    add_rows("mma.forward32", FDM_FORWARD, 1);
-    add_rows("mma.decode", FDM_FORWARD, 0);
-    add_rows("hopper.forward", FDM_FORWARD, 0);
-    add_rows("mma.backward", FDM_BACKWARD, 0);
-    add_rows("mma.backward32", FDM_BACKWARD, 1);
-    add_rows("hopper.backward", FDM_BACKWARD, 0);
-    add_rows("hopper.backward_2pass", FDM_BACKWARD, 0);
 }
 
 const struct named_case *named_case(int64_t number) {
