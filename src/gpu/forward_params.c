@@ -66,8 +66,7 @@ static int32_t heads_per_l2_group(const fdm_problem *p) {
 
 void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *a) {
     const fdm_problem *p = attention->problem;
-    const struct interval_view *i = &attention->intervals;
-    const struct row_interval_view *r = &attention->row_intervals;
+    const struct interval_view *i = &attention->intervals, *r = &attention->row_intervals;
     *a = (struct gpu_forward_params){
         .q = gpu_matrix_of(&attention->q),
         .k = gpu_matrix_of(&attention->k),
@@ -76,10 +75,10 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .lse = rows_of(&attention->lse),
         .mask = scores_of(&attention->mask),
         .bias = scores_of(&attention->bias),
-        .intervals = {i->start, i->end, i->start_batch, i->start_head, i->start_key, i->end_batch, i->end_head,
-                      i->end_key, (int32_t)i->group, 0},
-        .row_intervals = {r->start, r->end, r->start_batch, r->start_head, r->start_range, r->start_row, r->end_batch,
-                          r->end_head, r->end_range, r->end_row, (int32_t)r->group, p->row_ranges},
+        .intervals = {i->start, i->end, i->start_batch, i->start_head, i->start_item, i->end_batch, i->end_head,
+                      i->end_item, (int32_t)i->group, 0},
+        .row_intervals = {r->start, r->end, r->start_batch, r->start_head, r->start_range, r->start_item, r->end_batch,
+                          r->end_head, r->end_range, r->end_item, (int32_t)r->group, p->row_ranges},
         .cu_seqlens_q = attention->cu_seqlens_q,
         .cu_seqlens_k = attention->cu_seqlens_k,
         .batch = (int32_t)p->batch,

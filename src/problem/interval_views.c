@@ -53,68 +53,46 @@ static const int32_t *elements_of(const fdm_tensor *tensor) {
     return tensor_data(tensor) ? (const int32_t *)(void *)tensor_data(tensor) : &nothing;
 }
 
-static fdm_status resolve_key_intervals(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
-    static const char *const names[2] = {"interval_start", "interval_end"};
-    const fdm_tensor *const pair[2] = {t->interval_start, t->interval_end};
-    const int32_t packed = p->varlen ? 1 : 0, axis = 1 - packed;
-    fdm_status status = check_pair(pair, names, "key intervals", 3 - packed);
+/* of_rows: ranges of keys of each row, with an axis more, else an interval of rows of each key. */
+static fdm_status resolve(const fdm_tensor *const pair[2], int of_rows, fdm_problem *p, struct interval_view *view) {
+    static const char *const all_names[][2] = {{"interval_start", "interval_end"}, {"row_start", "row_end"}};
+    const char *const *const names = all_names[of_rows];
+    const int32_t packed = p->varlen ? 1 : 0, axis = 1 - packed, items = axis + 1 + of_rows;
+    if (!pair[0] && !pair[1])
+        return FDM_OK;
+    fdm_status status = check_pair(pair, names, of_rows ? "row intervals" : "key intervals", items + 1);
     if (status)
         return status;
-    p->has_intervals = 1;
-    p->interval_batch = packed ? 1 : pair[0]->shape[0];
-    p->interval_heads = pair[0]->shape[axis];
-    const int64_t shape[3] = {p->interval_batch, p->interval_heads, packed ? p->total_k : p->seqlen_k};
+    const int64_t batch = packed ? 1 : pair[0]->shape[0], heads = pair[0]->shape[axis];
+    const int64_t ranges = of_rows ? pair[0]->shape[axis + 1] : 1;
+    const int64_t rows = packed ? p->total_q : p->seqlen_q, keys = packed ? p->total_k : p->seqlen_k;
+    const int64_t shape[4] = {batch, heads, of_rows ? ranges : keys, rows};
+    *(of_rows ? &p->has_row_intervals : &p->has_intervals) = 1;
+    *(of_rows ? &p->row_interval_batch : &p->interval_batch) = batch;
+    *(of_rows ? &p->row_interval_heads : &p->interval_heads) = heads;
+    if (of_rows)
+        p->row_ranges = ranges > ROW_RANGES_MAX ? ROW_RANGES_MAX + 1 : (int32_t)ranges;
     if ((status = intervals_validate(p)) || (status = check_shapes(pair, names, shape + packed)))
         return status;
-    a->intervals = (struct interval_view){.start = elements_of(pair[0]),
-                                          .end = elements_of(pair[1]),
-                                          .start_batch = packed ? 0 : tensor_stride(pair[0], 0),
-                                          .end_batch = packed ? 0 : tensor_stride(pair[1], 0),
-                                          .start_head = tensor_stride(pair[0], axis),
-                                          .end_head = tensor_stride(pair[1], axis),
-                                          .start_key = tensor_stride(pair[0], axis + 1),
-                                          .end_key = tensor_stride(pair[1], axis + 1),
-                                          .group = p->heads / p->interval_heads};
-    return FDM_OK;
-}
-
-static fdm_status resolve_row_intervals(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
-    static const char *const names[2] = {"row_start", "row_end"};
-    const fdm_tensor *const pair[2] = {t->row_start, t->row_end};
-    const int32_t packed = p->varlen ? 1 : 0, axis = 1 - packed;
-    fdm_status status = check_pair(pair, names, "row intervals", 4 - packed);
-    if (status)
-        return status;
-    const int64_t ranges = pair[0]->shape[axis + 1];
-    p->has_row_intervals = 1;
-    p->row_interval_batch = packed ? 1 : pair[0]->shape[0];
-    p->row_interval_heads = pair[0]->shape[axis];
-    p->row_ranges = ranges > ROW_RANGES_MAX ? ROW_RANGES_MAX + 1 : (int32_t)ranges;
-    const int64_t rows = packed ? p->total_q : p->seqlen_q;
-    const int64_t shape[4] = {p->row_interval_batch, p->row_interval_heads, ranges, rows};
-    if ((status = intervals_validate(p)) || (status = check_shapes(pair, names, shape + packed)))
-        return status;
-    a->row_intervals = (struct row_interval_view){.start = elements_of(pair[0]),
-                                                  .end = elements_of(pair[1]),
-                                                  .start_batch = packed ? 0 : tensor_stride(pair[0], 0),
-                                                  .end_batch = packed ? 0 : tensor_stride(pair[1], 0),
-                                                  .start_head = tensor_stride(pair[0], axis),
-                                                  .end_head = tensor_stride(pair[1], axis),
-                                                  .start_range = tensor_stride(pair[0], axis + 1),
-                                                  .end_range = tensor_stride(pair[1], axis + 1),
-                                                  .start_row = tensor_stride(pair[0], axis + 2),
-                                                  .end_row = tensor_stride(pair[1], axis + 2),
-                                                  .group = p->heads / p->row_interval_heads};
+    *view = (struct interval_view){.start = elements_of(pair[0]),
+                                   .end = elements_of(pair[1]),
+                                   .start_batch = packed ? 0 : tensor_stride(pair[0], 0),
+                                   .end_batch = packed ? 0 : tensor_stride(pair[1], 0),
+                                   .start_head = tensor_stride(pair[0], axis),
+                                   .end_head = tensor_stride(pair[1], axis),
+                                   .start_range = of_rows ? tensor_stride(pair[0], axis + 1) : 0,
+                                   .end_range = of_rows ? tensor_stride(pair[1], axis + 1) : 0,
+                                   .start_item = tensor_stride(pair[0], items),
+                                   .end_item = tensor_stride(pair[1], items),
+                                   .group = p->heads / heads};
     return FDM_OK;
 }
 
 fdm_status intervals_resolve(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
-    fdm_status status = FDM_OK;
-    if (t->interval_start || t->interval_end)
-        status = resolve_key_intervals(t, p, a);
-    if (!status && (t->row_start || t->row_end))
-        status = resolve_row_intervals(t, p, a);
-    return status;
+    const fdm_tensor *const of_keys[2] = {t->interval_start, t->interval_end};
+    const fdm_tensor *const of_rows[2] = {t->row_start, t->row_end};
+    const fdm_status status = resolve(of_keys, 0, p, &a->intervals);
+    return status ? status : resolve(of_rows, 1, p, &a->row_intervals);
 }
 
 struct key_range row_ranges_cut(const struct row_ranges *r, struct key_range range) {

@@ -19,12 +19,12 @@ struct row_ranges {
 };
 static inline struct row_ranges row_ranges_of(const struct attention *a, const struct sequence *s, int64_t b, int64_t h,
                                               int64_t i) {
-    const struct row_interval_view *v = &a->row_intervals;
+    const struct interval_view *v = &a->row_intervals;
     struct row_ranges ranges = {NULL, NULL, v->start_range, v->end_range, a->problem->row_ranges};
     if (v->start) {
         const int64_t head = h / v->group, row = s->q_begin + i;
-        ranges.start = v->start + b * v->start_batch + head * v->start_head + row * v->start_row;
-        ranges.end = v->end + b * v->end_batch + head * v->end_head + row * v->end_row;
+        ranges.start = v->start + b * v->start_batch + head * v->start_head + row * v->start_item;
+        ranges.end = v->end + b * v->end_batch + head * v->end_head + row * v->end_item;
     }
     return ranges;
 }

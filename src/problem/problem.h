@@ -19,19 +19,12 @@ struct score_view {
     int64_t group; /* query heads that share one head of this tensor */
 };
 
-/* Key intervals: start and end of (b, h, j). varlen: batch is 0 and j counts from the start of the packed tensor. */
+/* Intervals: start and end of (b, h, n, i): of keys i counts keys, and n is 0; of rows i counts rows, and n their ranges.
+ * varlen: batch is 0 and i counts from the start of the packed tensor. */
 struct interval_view {
     const int32_t *start, *end; /* NULL when absent */
-    int64_t start_batch, start_head, start_key;
-    int64_t end_batch, end_head, end_key;
-    int64_t group;
-};
-
-/* Row intervals: start and end of range n of (b, h, i). varlen: as above, i counting rows of q. */
-struct row_interval_view {
-    const int32_t *start, *end; /* NULL when absent */
-    int64_t start_batch, start_head, start_range, start_row;
-    int64_t end_batch, end_head, end_range, end_row;
+    int64_t start_batch, start_head, start_range, start_item;
+    int64_t end_batch, end_head, end_range, end_item;
     int64_t group;
 };
 
@@ -80,8 +73,7 @@ struct attention {
     const fdm_problem *problem;
     struct matrix_view q, k, v, out, dout, dq, dk, dv;
     struct score_view mask, bias, dbias;
-    struct interval_view intervals;
-    struct row_interval_view row_intervals;
+    struct interval_view intervals, row_intervals;
     struct score_view block_mask; /* rows and keys are blocks of problem->block_mask_size */
     struct sink_view sink, dsink;
     struct row_view lse, lse_low, dlse;

@@ -27,8 +27,8 @@ static void clip_to_interval(const struct attention *a, const struct sequence *s
                              struct row_range *range) {
     const struct interval_view *view = &a->intervals;
     int64_t key = s->k_begin + j, head = h / view->group;
-    int64_t start = view->start[b * view->start_batch + head * view->start_head + key * view->start_key];
-    int64_t end = view->end[b * view->end_batch + head * view->end_head + key * view->end_key];
+    int64_t start = view->start[b * view->start_batch + head * view->start_head + key * view->start_item];
+    int64_t end = view->end[b * view->end_batch + head * view->end_head + key * view->end_item];
     range->first = start > range->first ? start : range->first;
     range->last = end < range->last ? end : range->last;
 }

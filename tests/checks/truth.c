@@ -193,8 +193,8 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
     if (!x->t->g[START].map)
         return 1;
     int64_t h = x->h / v->group, key = x->s.k_begin + j;
-    return v->start[x->b * v->start_batch + h * v->start_head + key * v->start_key] <= i &&
-           i < v->end[x->b * v->end_batch + h * v->end_head + key * v->end_key];
+    return v->start[x->b * v->start_batch + h * v->start_head + key * v->start_item] <= i &&
+           i < v->end[x->b * v->end_batch + h * v->end_head + key * v->end_item];
 }
 
 int trial_visible(const struct trial *t, const struct attention *a, int64_t b, int64_t h, int64_t i, int64_t j) {

@@ -41,17 +41,17 @@ static void draw_row_intervals(struct scene *s) {
             }
     s->problem.has_row_intervals = 1;
     s->problem.row_ranges = 1 + draw(RANGES_MAX);
-    s->attention.row_intervals = (struct row_interval_view){s->row_start[0][0],
-                                                            s->row_end[0][0],
-                                                            0,
-                                                            of_head,
-                                                            ROWS_MAX,
-                                                            1,
-                                                            0,
-                                                            of_head,
-                                                            ROWS_MAX,
-                                                            1,
-                                                            draw(2) ? 1 : s->problem.heads / s->problem.heads_kv};
+    s->attention.row_intervals = (struct interval_view){s->row_start[0][0],
+                                                        s->row_end[0][0],
+                                                        0,
+                                                        of_head,
+                                                        ROWS_MAX,
+                                                        1,
+                                                        0,
+                                                        of_head,
+                                                        ROWS_MAX,
+                                                        1,
+                                                        draw(2) ? 1 : s->problem.heads / s->problem.heads_kv};
 }
 
 static void draw_blocks(struct scene *s) {
@@ -98,7 +98,7 @@ static void draw_scene(struct scene *s) {
                 s->end[h][j] = draw(4) ? draw(ROWS_MAX + 20) - 10 : INT32_MAX;
             }
         s->attention.intervals =
-            (struct interval_view){s->start[0], s->end[0], 0, KEYS_MAX, 1, 0, KEYS_MAX, 1, draw(2) ? 1 : group};
+            (struct interval_view){s->start[0], s->end[0], 0, KEYS_MAX, 0, 1, 0, KEYS_MAX, 0, 1, draw(2) ? 1 : group};
     }
     if (draw(3) == 0)
         draw_row_intervals(s);
@@ -206,8 +206,8 @@ static void test_compaction(void **unused) {
     scene.problem = fdm_problem_default();
     scene.problem.seqlen_q = ROWS_MAX;
     scene.problem.seqlen_k = KEYS_MAX;
-    scene.attention =
-        (struct attention){.problem = &scene.problem, .intervals = {scene.start[0], scene.end[0], 0, 0, 1, 0, 0, 1, 1}};
+    scene.attention = (struct attention){.problem = &scene.problem,
+                                         .intervals = {scene.start[0], scene.end[0], 0, 0, 0, 1, 0, 0, 0, 1, 1}};
     for (int32_t j = 0; j < KEYS_MAX; j++) {
         scene.start[0][j] = j % 10 ? 100 : 0;
         scene.end[0][j] = INT32_MAX;

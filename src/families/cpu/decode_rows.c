@@ -26,8 +26,8 @@ static void init_row(struct decode_row *row, const struct decode_head *head, int
     const struct interval_view *v = &a->intervals;
     if (v->start) {
         int64_t k = head->sequence.k_begin;
-        row->start = v->start + head->batch * v->start_batch + h / v->group * v->start_head + k * v->start_key;
-        row->end = v->end + head->batch * v->end_batch + h / v->group * v->end_head + k * v->end_key;
+        row->start = v->start + head->batch * v->start_batch + h / v->group * v->start_head + k * v->start_item;
+        row->end = v->end + head->batch * v->end_batch + h / v->group * v->end_head + k * v->end_item;
     }
 }
 
@@ -61,7 +61,7 @@ static float key_bias(const struct decode_head *head, const struct decode_row *r
     if (j < row->range.first || j >= row->range.last || (row->mask && !row->mask[j * a->mask.key]))
         return -INFINITY;
     if (row->start &&
-        !(row->start[j * a->intervals.start_key] <= row->i && row->i < row->end[j * a->intervals.end_key]))
+        !(row->start[j * a->intervals.start_item] <= row->i && row->i < row->end[j * a->intervals.end_item]))
         return -INFINITY;
     if (row->ranges.start && !row_ranges_hold(&row->ranges, j))
         return -INFINITY;

@@ -125,12 +125,12 @@ static struct interval_reader interval_reader(const struct lane_block *block) {
     const struct interval_view *view = &block->attention->intervals;
     int64_t head = block->kv_head * block->group / view->group, begin = block->sequence.k_begin;
     return (struct interval_reader){
-        view->start + block->batch * view->start_batch + head * view->start_head + begin * view->start_key,
-        view->end + block->batch * view->end_batch + head * view->end_head + begin * view->end_key,
+        view->start + block->batch * view->start_batch + head * view->start_head + begin * view->start_item,
+        view->end + block->batch * view->end_batch + head * view->end_head + begin * view->end_item,
         view->start_head,
         view->end_head,
-        view->start_key,
-        view->end_key,
+        view->start_item,
+        view->end_item,
         heads_in_group(block, view->group)};
 }
 

@@ -72,8 +72,8 @@ static double bias_of(const struct head *x, int64_t i, int64_t j) {
 static int in_interval(const struct head *x, int64_t i, int64_t j) {
     const struct interval_view *view = &x->attention->intervals;
     int64_t h = x->h / view->group, key = x->sequence.k_begin + j;
-    int32_t start = view->start[x->b * view->start_batch + h * view->start_head + key * view->start_key];
-    int32_t end = view->end[x->b * view->end_batch + h * view->end_head + key * view->end_key];
+    int32_t start = view->start[x->b * view->start_batch + h * view->start_head + key * view->start_item];
+    int32_t end = view->end[x->b * view->end_batch + h * view->end_head + key * view->end_item];
     return start <= i && i < end;
 }
 
