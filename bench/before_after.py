@@ -110,6 +110,9 @@ def cases():
         yield f"dense mask D{D}", (2, H, H, 2048, 2048, D), bf16, {}, "mask"
         yield f"dense bias D{D}", (2, H, H, 2048, 2048, D), bf16, {}, "bias"
         yield f"packed causal D{D}", (8, H, H, 1024, 1024, D), bf16, {"causal": 1}, "packed"
+    for S in (512, 1024, 2048):
+        for D, H in ((64, 32), (128, 16), (256, 8)):
+            yield f"short causal S{S} D{D}", (16384 // S, H, H, S, S, D), bf16, {"causal": 1}, ""
     for D in (64, 128, 256):
         for hides in ("", "padding", "mask", "bias"):
             options = {"family": b"mma", "causal": 1}
