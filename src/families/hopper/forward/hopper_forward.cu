@@ -4,8 +4,7 @@
  * of a producer warpgroup fills rings of K and V by TMA, each other warpgroup owns 64 query rows. Q K^T of a step and P
  * V of the step before are issued together; with TURNS one warpgroup at a time does that, while the others make P, so
  * that matrix and exponential work overlap between warpgroups. Where nothing raises a row's maximum, P is made with the
- * maxima of the tiles before (hopper_softmax.cuh). FLAT: the first Q K^T of an item is issued with the last P V of the
- * item before, whose output is written while S waits in registers.
+ * maxima of the tiles before (hopper_softmax.cuh).
  *
  * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N keys; tiles of keys are walked from the last visible one down, so
  * that those under the diagonal, which hide keys, come first. Tiles that no row sees are never loaded.
@@ -48,9 +47,8 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define F16    (DTYPE == GPU_FLOAT16)
 #define RANGED (INTERVALS || (MASK && !MASK_ROWS) || (ROW_INTERVALS && !MASK_TILE && !BIAS))
-#define WALKED (BLOCK_MASKED || RANGED)   /* the producer says which tile a step has */
-#define PASSES (WINDOW && !WALKED)        /* a warpgroup passes by steps that only others see */
-#define FLAT   (Q_STAGES == 2 && !SPLITS) /* steps of an item follow those of the one before */
+#define WALKED (BLOCK_MASKED || RANGED) /* the producer says which tile a step has */
+#define PASSES (WINDOW && !WALKED)      /* a warpgroup passes by steps that only others see */
 static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
 static_assert(!ROW_INTERVALS || (!SPLITS && PACKED_HEADS == 1), "so do row intervals beside splits and packed heads");
 
@@ -144,11 +142,10 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 struct producer {
     const struct hopper_forward_params &a;
     uint32_t base, item, step, score_step;
-    int late_row, late_head, late_batch; /* of V of the step before, where it is not asked for yet; a row of -1: none */
     struct tile_scheduler scheduler;
 
     __device__ __forceinline__ producer(const struct hopper_forward_params &params, uint32_t shared)
-        : a(params), base(shared), item(0), step(0), score_step(0), late_row(-1) {}
+        : a(params), base(shared), item(0), step(0), score_step(0) {}
 
     __device__ __forceinline__ int batch_of(const struct item_facts &f) const {
         return VARLEN ? 0 : SPLITS ? f.batch / a.in.num_splits : f.batch;
@@ -188,21 +185,10 @@ struct producer {
         to.wait_empty(step);
         load<Q_PANELS, BLOCK_N>(to.tile(step), &a.k_map, to.full(step), row, head, batch);
     }
-    __device__ __forceinline__ void load_late_v() {
-        if (late_row < 0)
-            return;
+    __device__ __forceinline__ void load_v(uint32_t count, int row, int head, int batch) {
         const v_stages to = v_ring(base);
-        to.wait_empty(step - 1);
-        load<V_PANELS, BLOCK_N>(to.tile(step - 1), &a.v_map, to.full(step - 1), late_row, late_head, late_batch);
-        late_row = -1;
-    }
-    /* V of a step is needed later than K of the next, and is loaded after it. */
-    __device__ __forceinline__ void end_step(int row, int head, int batch) {
-        load_late_v();
-        late_row = row;
-        late_head = head;
-        late_batch = batch;
-        step++;
+        to.wait_empty(count);
+        load<V_PANELS, BLOCK_N>(to.tile(count), &a.v_map, to.full(count), row, head, batch);
     }
     __device__ __forceinline__ void load_scores(const struct item_facts &f, int key) {
         const uint32_t full = score_ring(base).full(score_step);
@@ -241,8 +227,9 @@ struct producer {
         const int head = f.head / a.in.group, batch = batch_of(f);
         const uint8_t *block_mask = block_mask_of(f);
         load_q(f);
+        int before = -1;
 #pragma unroll 1
-        for (int tile = f.last_tile - 1; tile >= f.first_tile;) {
+        for (int tile = f.last_tile - 1; tile >= f.first_tile; step++) {
             const bool look = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
             const int next = visible_tile(block_mask, tile - 1, f.first_tile);
             if (next < f.first_tile)
@@ -253,17 +240,22 @@ struct producer {
             load_k(k_begin + tile * BLOCK_N, head, batch);
             if (SCORED && look)
                 load_scores(f, tile * BLOCK_N);
-            end_step(k_begin + tile * BLOCK_N, head, batch);
+            if (before >= 0)
+                load_v(step - 1, k_begin + before * BLOCK_N, head, batch);
+            before = tile;
             tile = next;
         }
+        if (before >= 0)
+            load_v(step - 1, k_begin + before * BLOCK_N, head, batch);
     }
 
     /* RANGED: the steps that the second warp names, one at least. K's stage is empty then. */
     __device__ __forceinline__ void load_named(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group, batch = batch_of(f);
         load_q(f);
+        int before = -1;
 #pragma unroll 1
-        for (bool more = true; more;) {
+        for (bool more = true; more; step++) {
             step_known(base).wait(step);
             const int word = (int)ld_shared_4(step_word(base, step));
             const int row = k_begin + (word & STEP_TILE) * BLOCK_N;
@@ -271,22 +263,29 @@ struct producer {
             if (!more)
                 scheduler.ask_late(a);
             load_k(row, head, batch);
-            end_step(row, head, batch);
+            if (before >= 0)
+                load_v(step - 1, before, head, batch);
+            before = row;
         }
+        load_v(step - 1, before, head, batch);
     }
 
+    /* K of a step is needed before V of the step before it, and is loaded first. */
     __device__ __forceinline__ void load_item(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group, batch = batch_of(f);
         load_q(f);
 #pragma unroll 1
-        for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--) {
+        for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--, step++) {
             if (tile == f.first_tile)
                 scheduler.ask_late(a);
             load_k(k_begin + tile * BLOCK_N, head, batch);
             if (SCORED)
                 load_scores(f, tile * BLOCK_N);
-            end_step(k_begin + tile * BLOCK_N, head, batch);
+            if (tile < f.last_tile - 1)
+                load_v(step - 1, k_begin + (tile + 1) * BLOCK_N, head, batch);
         }
+        if (f.first_tile < f.last_tile)
+            load_v(step - 1, k_begin + f.first_tile * BLOCK_N, head, batch);
     }
 
     /* Of the tiles those of the item's split: its batch counts splits, too. */
@@ -304,10 +303,8 @@ struct producer {
         if (BLOCK_MASKED && !RANGED)
             f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
         publish(f);
-        if (f.first_tile >= f.last_tile) {
-            load_late_v(); /* no step follows */
+        if (f.first_tile >= f.last_tile)
             scheduler.ask_late(a);
-        }
         if (RANGED && f.first_tile < f.last_tile)
             load_named(f, s.k_begin);
         else if (RANGED)
@@ -316,8 +313,6 @@ struct producer {
             load_shown(f, s.k_begin);
         else
             load_item(f, s.k_begin);
-        if (!FLAT)
-            load_late_v();
         item++;
     }
 
@@ -344,7 +339,6 @@ struct producer {
             scheduler.ask_late(a); /* it is passed over */
         }
         publish({-1, 0, 0, 0, 0, 0, 0, 0});
-        load_late_v();
     }
 };
 
@@ -443,6 +437,21 @@ struct consumer : q_consumer {
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
 
+    /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others
+     * follow. */
+    __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
+        k_ring(base).wait_full(step);
+        if (WALKED) {
+            const int word = uniform((int)ld_shared_4(step_word(base, step)));
+            __syncwarp(); /* one lane releases what all have read */
+            tile = word & STEP_TILE;
+            look = word & STEP_LOOK << warpgroup;
+            more = word & STEP_MORE;
+        } else {
+            more = tile > first_tile;
+        }
+    }
+
     __device__ __forceinline__ void skip_turn() {
         take_turn();
         pass_turn();
@@ -468,16 +477,14 @@ struct consumer : q_consumer {
         step++;
     }
 
-    /* The tiles of keys that rows of the warpgroup see, from `tile` down to `first`; none where first is above. Others of
-     * the item's, which only other warpgroups see, it passes. All rows see the tiles full_first .. full_last - 1 whole.
-     * look: whether mask and bias are there for the tile; more: whether others follow. */
+    /* The tiles of keys that rows of the warpgroup see: it walks from `tile` down to `first`, and `rest` tiles below
+     * are other warpgroups'. All rows see the tiles full_first .. full_last - 1 whole. */
     struct tile_walk {
-        int tile, first, full_first, full_last;
-        bool look, more;
+        int tile, first, rest, full_first, full_last;
         __device__ __forceinline__ bool is_full() const { return tile >= full_first && tile < full_last; }
-        __device__ __forceinline__ bool is_empty() const { return tile < first; }
     };
-    __device__ __forceinline__ struct tile_walk find_walk() {
+    /* Passes the tiles above it; false, and all tiles passed, when no row of the warpgroup sees a key. */
+    __device__ __forceinline__ bool begin_walk(struct tile_walk &w) {
         const struct item_facts f = facts();
         const struct sequence at = sequence_of(f);
         struct item_facts own = f;
@@ -494,123 +501,75 @@ struct consumer : q_consumer {
             own.first_tile = uniform(own.first_tile);
             own.last_tile = uniform(own.last_tile);
         }
-        return {own.last_tile - 1,
-                own.first_tile,
-                (first_key(a.in, at, (own.first_row + 63) / PACKED_HEADS) + BLOCK_N - 1) / BLOCK_N,
-                (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N,
-                true,
-                false};
-    }
-    /* How many tiles of the item the warpgroup passes before those of its walk, and after them. */
-    __device__ __forceinline__ int tiles_above(const struct tile_walk &w) const {
-        const struct item_facts f = facts();
-        return PASSES ? f.last_tile - (w.is_empty() ? f.first_tile : w.tile + 1) : 0;
-    }
-    __device__ __forceinline__ int tiles_below(const struct tile_walk &w) const {
-        return PASSES ? w.first - facts().first_tile : 0;
-    }
-
-    /* Waits for K of a step. */
-    __device__ __forceinline__ void begin_step(struct tile_walk &w) {
-        k_ring(base).wait_full(step);
-        if (WALKED) {
-            const int word = uniform((int)ld_shared_4(step_word(base, step)));
-            __syncwarp(); /* one lane releases what all have read */
-            w.tile = word & STEP_TILE;
-            w.look = word & STEP_LOOK << warpgroup;
-            w.more = word & STEP_MORE;
-        }
-    }
-
-    /* S of a step, and P V of the step before. */
-    __device__ __forceinline__ void make_both(struct tile_walk &w, bool add) {
-        begin_step(w);
-        take_turn();
-        wgmma_fence();
-        multiply_qk();
-        v_ring(base).wait_full(step - 1);
-        wgmma_fence(); /* else the assembler wants one, and puts the products one after the other */
-        multiply_pv(add);
-        wgmma_commit_group();
-        pass_turn();
-        wgmma_wait_group<0>(s);
-        wgmma_wait_group<0>(o);
-        if (!RANGED || !w.look)
-            k_ring(base).release(step);
-        v_ring(base).release(step - 1);
-    }
-    __device__ __forceinline__ void make_s(struct tile_walk &w) {
-        begin_step(w);
-        if (FLAT)
-            take_turn();
-        wgmma_fence();
-        multiply_qk();
-        wgmma_commit_group();
-        if (FLAT)
-            pass_turn();
-        wgmma_wait_group<0>(s);
-        if (!RANGED || !w.look)
-            k_ring(base).release(step);
-    }
-    __device__ __forceinline__ void make_o(bool add) {
-        v_ring(base).wait_full(step - 1);
-        wgmma_fence();
-        multiply_pv(add);
-        wgmma_commit_group();
-        wgmma_wait_group<0>(o);
-        v_ring(base).release(step - 1);
-    }
-
-    /* S of the item's first step, by itself; nothing where the warpgroup sees no key. All warpgroups take as many turns:
-     * FLAT one for each tile of an item, else one less. */
-    __device__ __forceinline__ void begin_alone(struct tile_walk &w) {
-        const int above = tiles_above(w);
-        if (above > 0) {
-            if (FLAT)
-                skip_turn();
-            clear_tail(facts().last_tile - 1);
-            for (int n = 0; n < above; n++)
-                pass(FLAT ? n > 0 : !w.is_empty() || n + 1 < above);
-        }
-        if (!w.is_empty())
-            make_s(w);
-    }
-    /* S of the next item's first step beside the last P V of this one. False, and nothing done, where the first tile is
-     * not there for the warpgroup. */
-    __device__ __forceinline__ bool begin_beside(struct tile_walk &w, bool add) {
-        if (!FLAT)
+        w.full_first = (first_key(a.in, at, (own.first_row + 63) / PACKED_HEADS) + BLOCK_N - 1) / BLOCK_N;
+        w.full_last = (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N;
+        if (f.first_tile >= f.last_tile)
             return false;
-        item++;
-        work_ring(base).wait_full(item);
-        bool begins = facts().first_row >= 0;
-        if (begins)
-            w = find_walk();
-        begins = uniform(begins && !w.is_empty() && tiles_above(w) == 0);
-        if (begins) {
-            q_ring(base).wait_full(item);
-            make_both(w, add);
-        } else {
-            item--;
+        if (!RANGED)
+            clear_tail(f.last_tile - 1);
+        if (PASSES && own.first_tile >= own.last_tile) {
+            for (w.tile = f.last_tile - 1; w.tile >= f.first_tile; w.tile--)
+                pass(w.tile > f.first_tile);
+            return false;
         }
-        return begins;
+        for (w.tile = f.last_tile - 1; PASSES && w.tile >= own.last_tile; w.tile--)
+            pass(true);
+        w.first = own.first_tile;
+        w.rest = own.first_tile - f.first_tile;
+        return true;
     }
-    /* From S of the first step to P of the last. Returns whether there are sums in O. */
-    __device__ __forceinline__ bool walk_tiles(struct tile_walk &w) {
-        if (!PASSES || tiles_above(w) == 0)
-            clear_tail(RANGED ? w.tile : facts().last_tile - 1);
+
+    /* O of the item; false when no row of the warpgroup sees a key. All warpgroups take as many turns. */
+    __device__ __forceinline__ bool compute() {
+        struct tile_walk w;
+        if (!begin_walk(w))
+            return false;
+        bool look = true, more;
+        next_step(w.tile, look, more, w.first);
+        if (RANGED)
+            clear_tail(w.tile);
+        wgmma_fence();
+        multiply_qk();
+        wgmma_commit_group();
+        if (!SPLITS)
+            sinks.read(a.in, facts(), local_row());
+        wgmma_wait_group<0>(s);
         if (!SPLITS)
             sinks.join(a.in, rows);
+        if (!RANGED || !look)
+            k_ring(base).release(step);
+        scores_to_p(w.tile, look, !w.is_full(), false);
+        step++;
         bool add = false;
 #pragma unroll 1
-        for (;;) {
-            scores_to_p(w.tile, w.look, !w.is_full(), add);
-            step++;
-            if (!(WALKED ? w.more : w.tile > w.first))
-                return add;
+        while (more) {
             w.tile--;
-            make_both(w, add);
+            next_step(w.tile, look, more, w.first);
+            take_turn();
+            wgmma_fence();
+            multiply_qk();
+            v_ring(base).wait_full(step - 1);
+            multiply_pv(add);
+            wgmma_commit_group();
+            pass_turn();
             add = true;
+            wgmma_wait_group<0>(s);
+            wgmma_wait_group<0>(o);
+            if (!RANGED || !look)
+                k_ring(base).release(step);
+            v_ring(base).release(step - 1);
+            scores_to_p(w.tile, look, !w.is_full(), true);
+            step++;
         }
+        v_ring(base).wait_full(step - 1);
+        wgmma_fence();
+        multiply_pv(add);
+        wgmma_commit_group();
+        wgmma_wait_group<0>(o);
+        v_ring(base).release(step - 1);
+        while (PASSES && w.rest-- > 0)
+            pass(true);
+        return true;
     }
 
     /* Rows of the warp that a key which they do not see has spoiled: a bit each. */
@@ -629,59 +588,39 @@ struct consumer : q_consumer {
         });
     }
 
-    /* The end of an item, this one or the one before it. */
-    __device__ __forceinline__ void write_item(uint32_t of) {
-        const struct item_facts f = read_facts(work_ring(base).tile(of));
-        __syncwarp();
-        work_ring(base).release(of);
-        if constexpr (SPLITS) {
-            const uint32_t spoiled = store_part<REDO>(a.in, f, rows, o, local_row());
+    __device__ __forceinline__ void run() {
+        if (TURNS && warpgroup == WARPGROUPS - 1)
+            pass_turn();
+        for (;; item++) {
+            work_ring(base).wait_full(item);
+            if (facts().first_row < 0)
+                break;
+            rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
+            q_ring(base).wait_full(item);
+            const bool computed = compute();
+            if (!SPLITS && !computed)
+                sinks.read(a.in, facts(), local_row());
+            const struct item_facts f = facts();
             __syncwarp();
-            if (REDO)
-                redo_rows(f, spoiled);
-        } else {
+            work_ring(base).release(item);
+            if constexpr (SPLITS) {
+                const uint32_t spoiled = store_part<REDO>(a.in, f, rows, o, computed, local_row());
+                __syncwarp();
+                if (REDO)
+                    redo_rows(f, spoiled);
+                q_ring(base).release(item);
+                continue;
+            }
             float inverse[2];
             finish_rows(a.in, f, rows, sinks, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-            const uint32_t spoiled = store_rows<REDO>(a.in, f, o, inverse, q_ring(base).tile(of), local_row());
+            const uint32_t spoiled =
+                store_rows<REDO>(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
             if (REDO)
                 redo_rows(f, spoiled);
             fence_proxy_async(); /* TMA writes there next */
             __syncwarp();
-        }
-        q_ring(base).release(of);
-    }
-
-    __device__ __forceinline__ void run() {
-        struct tile_walk w;
-        bool has_s = false; /* of the item's first step */
-        if (TURNS && warpgroup == WARPGROUPS - 1)
-            pass_turn();
-        for (;;) {
-            if (!has_s) {
-                work_ring(base).wait_full(item);
-                if (facts().first_row < 0)
-                    break;
-                q_ring(base).wait_full(item);
-                w = find_walk();
-                begin_alone(w);
-            }
-            rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
-            if (!SPLITS)
-                sinks.read(a.in, facts(), local_row());
-            has_s = false;
-            if (!w.is_empty()) {
-                const bool add = walk_tiles(w);
-                const int below = tiles_below(w);
-                has_s = below == 0 && begin_beside(w, add);
-                if (!has_s)
-                    make_o(add);
-                for (int n = 0; n < below; n++)
-                    pass(true);
-            }
-            write_item(has_s ? item - 1 : item);
-            if (!has_s)
-                item++;
+            q_ring(base).release(item);
         }
         if (TURNS && warpgroup == 0)
             take_turn(); /* nobody leaves an arrival behind */

@@ -584,7 +584,8 @@ struct consumer : q_consumer {
                 break;
             rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
             q_ring(base).wait_full(item);
-            if (!compute())
+            const bool computed = compute();
+            if (!computed)
                 sinks.read(a.in, facts(), local_row());
             const struct item_facts f = facts();
             __syncwarp();
@@ -592,7 +593,7 @@ struct consumer : q_consumer {
             float inverse[2];
             finish_rows(a.in, f, rows, sinks, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-            store_rows(a.in, f, o, inverse, q_ring(base).tile(item), local_row());
+            store_rows(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
             fence_proxy_async(); /* TMA writes there next */
             __syncwarp();
             q_ring(base).release(item);

@@ -68,14 +68,13 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
     }
 }
 
-/* The output of the warp's 16 rows; `tile` held their Q. Rows whose `inverse` is 0 are 0, whatever their sums are. redo:
- * a bit for each row that holds NaN is returned. */
+/* The output of the warp's 16 rows; `tile` held their Q. computed: there are sums, else the rows are 0. redo: a
+ * bit for each row that holds NaN is returned. */
 template <bool redo = false>
 __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &a, const struct item_facts &f,
                                                const float (&o)[HEAD_DIM_V / 2], const float (&inverse)[2],
-                                               uint32_t tile, int local_row) {
+                                               bool computed, uint32_t tile, int local_row) {
     const int lane = threadIdx.x % 32, warp_row = local_row - lane / 4;
-    const uint32_t kept[2] = {inverse[0] == 0.0f ? 0 : 0xffffffff, inverse[1] == 0.0f ? 0 : 0xffffffff};
     const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
@@ -83,7 +82,7 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int at = 4 * i + 2 * e;
-            word[e] = pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) & kept[e % 2];
+            word[e] = computed ? pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) : 0;
         }
         stmatrix_x4(panels<BLOCK_M>{tile}.panel(i / 8).panel_chunk(row, i % 8 + lane / 16), word);
     }
@@ -142,7 +141,7 @@ __device__ __forceinline__ int64_t part_slot(const struct gpu_forward_params &a,
 template <bool redo = false>
 __device__ __forceinline__ uint32_t store_part(const struct gpu_forward_params &a, const struct item_facts &f,
                                                const struct softmax_rows &rows, const float (&o)[HEAD_DIM_V / 2],
-                                               int local_row) {
+                                               bool computed, int local_row) {
     bool bad[2] = {false, false};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -154,16 +153,16 @@ __device__ __forceinline__ uint32_t store_part(const struct gpu_forward_params &
         const int64_t slot = part_slot(a, f, head, row);
         if (threadIdx.x % 4 == 0)
             *(float2 *)&a.partial_rows[2 * slot] =
-                make_float2(MAXIMA_BARE ? rows.max[half] * a.scale : rows.max[half], sum);
+                make_float2(MAXIMA_BARE ? rows.max[half] * a.scale : rows.max[half], computed ? sum : 0.0f);
         float *to = a.partial_out + slot * a.head_dim_v + threadIdx.x % 4 * 2, all = 0;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM_V / 8; i++) {
             all += o[4 * i + 2 * half] + o[4 * i + 2 * half + 1];
             if (i * 8 + (int)threadIdx.x % 4 * 2 < a.head_dim_v)
                 *(float2 *)(to + i * 8) =
-                    sum == 0.0f ? make_float2(0, 0) : make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
+                    computed ? make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]) : make_float2(0, 0);
         }
-        bad[half] = sum != 0.0f && all != all;
+        bad[half] = computed && all != all;
     }
     return redo ? redo_mask(bad) : 0;
 }
