@@ -11,6 +11,7 @@
 #include "gpu/append.h"
 #include "gpu/convert.cuh"
 #include "gpu/packed.cuh"
+#include "gpu/rotary.cuh"
 
 APPEND_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -73,14 +74,9 @@ __device__ __forceinline__ void copy_row(const struct row_of_heads &to, const st
                    from.at + n / pieces * from.head + n % pieces * UNIT * BYTES);
 }
 
-/* An element of the tables. */
-__device__ __forceinline__ float table_value(const struct append_params &a, const char *table, int64_t element) {
-    return BYTES == 4 || a.is_wide ? ((const float *)table)[element] : unpack(((const uint16_t *)table)[element]);
-}
-
 /* A piece of pairs, from the t-th on, of which the first and the second elements lie in two pieces, or one after the
  * other in both. */
-__device__ __forceinline__ void turn_piece(const struct append_params &a, int64_t position, int t, float (&one)[UNIT],
+__device__ __forceinline__ void turn_piece(const struct gpu_rotary &r, int64_t position, int t, float (&one)[UNIT],
                                            float (&two)[UNIT]) {
 #pragma unroll
     for (int n = 0; n < UNIT; n++) {
@@ -88,10 +84,7 @@ __device__ __forceinline__ void turn_piece(const struct append_params &a, int64_
         float &y = ROTARY == APPEND_HALVES ? two[n]
                    : 2 * n + 1 < UNIT      ? one[(2 * n + 1) % UNIT]
                                            : two[(2 * n + 1) % UNIT];
-        const float c = table_value(a, a.cosines, position * a.cosine_row + t + n);
-        const float s = table_value(a, a.sines, position * a.sine_row + t + n), was = x;
-        x = was * c - y * s;
-        y = was * s + y * c;
+        turn_pair(r, position, t + n, x, y);
     }
 }
 
@@ -99,18 +92,18 @@ __device__ __forceinline__ void turn_piece(const struct append_params &a, int64_
 __device__ __forceinline__ void turn_row(const struct append_params &a, const struct row_of_heads &to,
                                          const struct row_of_heads &also, const struct row_of_heads &from, int heads,
                                          int64_t position) {
-    const int pairs = a.dim / 2, turned = pairs / UNIT, pieces = turned + (a.in.head_dim - a.dim) / UNIT;
-    position = min(max(position, (int64_t)0), a.num_rows - 1);
+    const int dim = a.in.rotary.dim, pairs = dim / 2, turned = pairs / UNIT;
+    const int pieces = turned + (a.in.head_dim - dim) / UNIT;
     for (int n = threadIdx.x; n < heads * pieces; n += APPEND_THREADS) {
         const int head = n / pieces, piece = n % pieces, t = piece * UNIT;
         const bool turns = piece < turned;
-        const int first = !turns ? a.dim + t - pairs : ROTARY == APPEND_HALVES ? t : 2 * t;
+        const int first = !turns ? dim + t - pairs : ROTARY == APPEND_HALVES ? t : 2 * t;
         const int second = turns ? first + (ROTARY == APPEND_HALVES ? pairs : UNIT) : first;
         float one[UNIT], two[UNIT];
         load_piece(one, from.at + head * from.head + first * BYTES);
         load_piece(two, from.at + head * from.head + second * BYTES);
         if (turns)
-            turn_piece(a, position, t, one, two);
+            turn_piece(a.in.rotary, position, t, one, two);
         for (int place = 0; place < 2; place++) {
             const struct row_of_heads &there = place ? also : to;
             if (!there.at)
@@ -128,7 +121,7 @@ __device__ __forceinline__ int64_t position_of(const struct append_params &a, in
                                                int64_t behind) {
     if (a.positions.data)
         return index_at(a.positions, row);
-    return (a.start.data ? index_of(a.start, batch) : cached) + behind;
+    return first_position(a.in.rotary, batch, cached) + behind;
 }
 
 __device__ __forceinline__ void write_key(const struct append_params &a, int64_t batch, int64_t row, uint64_t page,
@@ -183,9 +176,9 @@ __device__ __forceinline__ void turn_query(const struct append_params &a, int64_
         if (own < 0 || own >= s.seqlen_q)
             return;
     }
-    if (!a.positions.data && !a.start.data)
+    if (!a.positions.data && !a.in.rotary.start.data)
         cached = find_cached_keys(a.in, batch).cached;
-    const int64_t position = position_of(a, n, batch, cached, a.moves ? own : 0), row = VARLEN ? n : own;
+    const int64_t position = position_of(a, n, batch, cached, a.in.rotary.moves ? own : 0), row = VARLEN ? n : own;
     turn_row(a, find_row(a.q_to, VARLEN ? 0 : batch, row), {}, find_row(a.in.q, VARLEN ? 0 : batch, row), a.in.heads,
              position);
 }

@@ -20,14 +20,9 @@
 struct append_params {
     struct gpu_forward_params in;
     struct gpu_matrix q_to, k_to; /* turned rows of q and k_new, as those; data NULL: k is turned in the cache alone */
-    const char *cosines, *sines;  /* [num_rows, dim / 2] */
-    int64_t cosine_row, sine_row, num_rows;
-    struct gpu_indices start, positions; /* int32 [B]; of each new key and each row of q */
-    struct gpu_indices slots;            /* of each new key; else lengths and tables say where it goes */
+    struct gpu_indices positions; /* of each new key and each row of q; else those of in.rotary */
+    struct gpu_indices slots;     /* of each new key; else lengths and tables say where it goes */
     int64_t new_rows, query_rows;
-    int32_t dim, is_wide; /* that turn; 1: cosines are float32 beside another dtype */
-    int32_t moves;        /* 1: row i of q is i behind the first; 0: all are turned as that */
-    int32_t reserved;
 };
 
 #endif

@@ -24,12 +24,13 @@ static int in_pieces(const fdm_problem *p) {
     return p->aligned && p->head_dim % unit == 0 && p->head_dim_v % unit == 0 && p->rotary_dim % (2 * unit) == 0;
 }
 
+int32_t append_rotary_constant(const fdm_problem *p) {
+    return !p->rotary_dim ? APPEND_PLAIN : p->rotary_interleaved ? APPEND_INTERLEAVED : APPEND_HALVES;
+}
+
 void append_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED));
-    GPU_ADD_CONSTANTS(request, APPEND_CONSTANTS, .VECTOR = in_pieces(p),
-                      .ROTARY = !p->rotary_dim          ? APPEND_PLAIN
-                                : p->rotary_interleaved ? APPEND_INTERLEAVED
-                                                        : APPEND_HALVES);
+    GPU_ADD_CONSTANTS(request, APPEND_CONSTANTS, .VECTOR = in_pieces(p), .ROTARY = append_rotary_constant(p));
     request->file = "gpu/append.cu";
     request->entry = "cache_append";
     request->shared_bytes = 0;
@@ -46,22 +47,12 @@ static struct gpu_indices indices_of(const struct index_view *view) {
 static fdm_status launch(int32_t device, const struct attention *attention, const struct matrix_view *q_to,
                          const struct matrix_view *k_to, const struct index_view *slots, void *stream) {
     const fdm_problem *p = attention->problem;
-    const struct rotary_view *r = &attention->cache.rotary;
     struct append_params arguments = {.q_to = matrix_of(q_to),
                                       .k_to = matrix_of(k_to),
-                                      .cosines = r->cosines,
-                                      .sines = r->sines,
-                                      .cosine_row = r->cosine_row,
-                                      .sine_row = r->sine_row,
-                                      .num_rows = r->num_rows,
-                                      .start = indices_of(&r->start),
-                                      .positions = indices_of(&r->positions),
+                                      .positions = indices_of(&attention->cache.rotary.positions),
                                       .slots = indices_of(slots),
                                       .new_rows = p->new_rows,
-                                      .query_rows = attention->q.data ? query_rows(p) : 0,
-                                      .dim = r->dim,
-                                      .is_wide = r->dtype == FDM_FLOAT32,
-                                      .moves = gpu_bounded(p)};
+                                      .query_rows = attention->q.data ? query_rows(p) : 0};
     gpu_fill_forward(attention, &arguments.in);
     if (arguments.new_rows + arguments.query_rows == 0)
         return FDM_OK;

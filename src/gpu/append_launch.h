@@ -12,6 +12,8 @@ static inline int append_precedes(const fdm_problem *p) { return p->has_cache &&
 
 /* The bytes of turned rows: what the call's kernel reads in the place of q and new keys. */
 int64_t append_workspace_bytes(const fdm_problem *problem);
+/* APPEND_*: which dims are pairs. */
+int32_t append_rotary_constant(const fdm_problem *problem);
 void append_request(const fdm_problem *problem, struct cuda_kernel_request *request);
 
 /* The launch before attention; `turned` becomes the call that the kernel computes. */

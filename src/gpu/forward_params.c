@@ -42,6 +42,19 @@ struct gpu_cache gpu_cache_of(const struct attention *attention) {
                               .total_new = at_most(p->new_rows)};
 }
 
+static struct gpu_rotary rotary_of(const struct attention *attention) {
+    const struct rotary_view *r = &attention->cache.rotary;
+    return (struct gpu_rotary){.cosines = r->cosines,
+                               .sines = r->sines,
+                               .cosine_row = r->cosine_row,
+                               .sine_row = r->sine_row,
+                               .num_rows = r->num_rows,
+                               .start = indices_of(&r->start),
+                               .dim = (int32_t)r->dim,
+                               .is_wide = r->dtype == FDM_FLOAT32,
+                               .moves = gpu_bounded(attention->problem)};
+}
+
 /* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
 static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX ? INT32_MAX : (int32_t)bound; }
 
@@ -104,5 +117,6 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .seqused_q = indices_of(&attention->seqused_q),
         .seqused_k = indices_of(&attention->seqused_k),
         .cache = gpu_cache_of(attention),
+        .rotary = rotary_of(attention),
     };
 }

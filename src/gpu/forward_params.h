@@ -79,6 +79,15 @@ struct gpu_cache {
     int32_t seqlen_new, total_new, reserved;
 };
 
+/* Rotary embeddings: of the first `dim` dims of q and of new keys. */
+struct gpu_rotary {
+    const char *cosines, *sines; /* [num_rows, dim / 2] */
+    int64_t cosine_row, sine_row, num_rows;
+    struct gpu_indices start; /* int32 [B]; else that of the first new key */
+    int32_t dim, is_wide;     /* is_wide: 1: cosines are float32 beside another dtype */
+    int32_t moves, reserved;  /* moves: 1: row i of q is i behind the first; 0: all are turned as that */
+};
+
 struct gpu_forward_params {
     struct gpu_matrix q, k, v, out;             /* [B, S, heads, D|Dv] */
     struct gpu_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
@@ -106,6 +115,7 @@ struct gpu_forward_params {
     int32_t lse_without_sink;                /* 1: lse is that of the keys alone */
     struct gpu_indices seqused_q, seqused_k; /* int32 [B]: rows and keys that count */
     struct gpu_cache cache;
+    struct gpu_rotary rotary;
 };
 
 #endif

@@ -101,22 +101,27 @@ static void name_plan(const struct family *family, int32_t index, fdm_plan *plan
     snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithm_of(family, index)->info.name);
 }
 
-/* What precedes the kernel is the same for each: new keys are appended, and what turns is turned into the end of the
- * workspace. */
-static int precede(const fdm_problem *p, int filled, fdm_plan *plan) {
+/* Whether a launch precedes the kernel's own, which is the same for each: new keys are appended, and what turns is
+ * turned into the end of the workspace. */
+static int is_preceded(const struct gpu_algorithm *a, const fdm_plan *plan, const fdm_problem *p) {
+    return append_precedes(p) && !(a->appends && a->appends(plan));
+}
+static int precede(const struct gpu_algorithm *a, const fdm_problem *p, int filled, fdm_plan *plan) {
     const size_t used = strlen(plan->reason);
-    if (filled && append_precedes(p)) {
+    if (!filled || !append_precedes(p))
+        return filled;
+    const int apart = is_preceded(a, plan, p);
+    if (apart)
         plan->workspace_bytes = gpu_round_up(plan->workspace_bytes, 64) + append_workspace_bytes(p);
-        snprintf(plan->reason + used, sizeof plan->reason - used, "; a launch before it %s",
-                 !p->new_rows    ? "turns q"
-                 : p->rotary_dim ? "turns q and new keys, and appends those"
-                                 : "appends new keys");
-    }
+    snprintf(plan->reason + used, sizeof plan->reason - used, "; %s %s", apart ? "a launch before it" : "it",
+             !p->new_rows    ? "turns q"
+             : p->rotary_dim ? "turns q and new keys, and appends those"
+                             : "appends new keys");
     return filled;
 }
 static int fill(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p, int32_t variant,
                 fdm_plan *plan) {
-    return precede(p, a->fill(device, p, variant, plan), plan);
+    return precede(a, p, a->fill(device, p, variant, plan), plan);
 }
 
 /* A kernel asked for by name, or one of its variants by choice code; 0 with a clause in `why`. */
@@ -135,7 +140,7 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
     const char *refused = refusal_of(a, request->device, request->problem, text, sizeof text);
     *plan->reason = 0;
     if (!refused && by_code &&
-        precede(request->problem, a->fill_code(request->device, request->problem, request->kernel, plan), plan))
+        precede(a, request->problem, a->fill_code(request->device, request->problem, request->kernel, plan), plan))
         return 1;
     for (int32_t variant = 0; !refused && !by_code && fill(a, request->device, request->problem, variant, plan);
          variant++)
@@ -271,7 +276,7 @@ fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan,
                               void *workspace, const fdm_launch *launch) {
     const struct gpu_algorithm *a = algorithm_of(family, plan->kernel_index);
     const fdm_problem *p = attention->problem;
-    const int appends = append_precedes(p) && !has_no_sequence(p);
+    const int appends = is_preceded(a, plan, p) && !has_no_sequence(p);
     void *stream = launch ? launch->stream : NULL;
     struct gpu_launches launches;
     struct attention turned;
@@ -298,7 +303,7 @@ int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, s
     gpu_launches_begin(&l, plan->device.index, &plan->problem, NULL, NULL);
     if (!a->valid(plan, &plan->problem) || add_launches(a, plan, &l))
         return 0;
-    if (append_precedes(&plan->problem) && !has_no_sequence(&plan->problem))
+    if (is_preceded(a, plan, &plan->problem) && !has_no_sequence(&plan->problem))
         append_request(&plan->problem, gpu_add_kernel(&l));
     memcpy(requests, l.requests, (size_t)l.num_kernels * sizeof *requests);
     return l.num_kernels;

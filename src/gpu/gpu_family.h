@@ -35,6 +35,8 @@ struct gpu_algorithm {
     int (*valid)(const fdm_plan *plan, const fdm_problem *problem);
     /* Adds what a valid plan launches, in order, at most FAMILY_LAUNCHES_MAX kernels. Decides nothing. */
     fdm_status (*launch)(const fdm_plan *plan, struct gpu_launches *launches);
+    /* 1 where its own launch appends new keys and turns by rotary embeddings. NULL: a launch before it does. */
+    int (*appends)(const fdm_plan *plan);
 };
 
 /* What `struct family` calls the list of a family of CUDA kernels: its algorithms in order of preference. */

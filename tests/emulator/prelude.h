@@ -108,6 +108,7 @@ inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, 
 inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline bool isinf(float x) { return __builtin_isinf(x); }
 inline bool isnan(float x) { return x != x; }

@@ -164,7 +164,7 @@ static const struct cached_kind {
     int64_t launches;
 } cached_kinds[] = {
     {1, 0, 0, "mma_decode", "mma_decode", 1},    {1, 1, 0, "mma_decode", "combine_splits", 2},
-    {1, 0, 1, "cache_append", "mma_decode", 2},  {4, 1, 1, "cache_append", "combine_splits", 3},
+    {1, 0, 1, "mma_decode", "mma_decode", 1},    {4, 1, 1, "mma_decode", "combine_splits", 2},
     {90, 0, 0, "mma_forward", "mma_forward", 1}, {90, 2, 1, "cache_append", "mma_forward", 2},
 };
 

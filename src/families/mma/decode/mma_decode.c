@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
+#include "gpu/append_launch.h"
 #include "gpu/splits.h"
 
 enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, RESERVE = 1 << 10 };
@@ -232,6 +233,13 @@ static int single_tile_of(const fdm_device *device, const fdm_problem *p, struct
     return 0;
 }
 
+/* New keys that a block can write beside its other work, and rows that it can turn as it copies them. */
+static int can_append(const fdm_problem *p) {
+    enum { NEW_KEYS = 8, ROWS = 32 };
+    return append_precedes(p) && gpu_cache_constant(p) == GPU_CACHE_PAGES && !lists_keys(p) && splits_rows(p) > 0 &&
+           p->new_rows <= NEW_KEYS * p->batch && packed_rows(p) <= ROWS;
+}
+
 static int64_t keys_min(const fdm_device *device, const fdm_problem *p) {
     struct tile single;
     return lists_keys(p) && !single_tile_of(device, p, &single) ? LISTED_KEYS_MIN : KEYS_MIN;
@@ -338,10 +346,10 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                  parameters_of(plan).ORDERED ? "; sequences that seem to see most begin first" : "");
 }
 
-/* A way to run a problem, with `times` as many splits as fill the device. */
+/* A way to run a problem, with `times` as many splits as fill the device. apart: appending is a launch of its own. */
 struct way {
     struct tile tile;
-    int32_t stages, splits, times;
+    int32_t stages, splits, times, apart;
 };
 
 /* Where keys are hidden, splits have unequal work, and looking for keys has to be spread; but each block begins with
@@ -422,24 +430,26 @@ static struct way rules_of(const fdm_device *device, const fdm_problem *p, const
 static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
     const struct tile t = way->tile;
     const int32_t splits = splits_of_way(way);
-    PLAN_SET_PARAMETERS(plan, .SPLITS = splits, .STAGES = way->stages,
-                        .MERGE = merge_of(device, p, t, way->stages, splits), .EARLY = device->compute_major >= 9,
-                        .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
-                        .ORDERED = is_ordered(device, p, t, way->stages, splits));
+    PLAN_SET_PARAMETERS(
+        plan, .SPLITS = splits, .STAGES = way->stages, .MERGE = merge_of(device, p, t, way->stages, splits),
+        .EARLY = device->compute_major >= 9, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
+        .ORDERED = is_ordered(device, p, t, way->stages, splits), .APPENDS = can_append(p) && !way->apart);
     plan->block_m = 16 * t.row_groups;
     plan->block_n = t.block_n;
     plan->stages = way->stages;
     plan->shared_bytes = shared_bytes(p, t, way->stages, parameters_of(plan).MERGE);
     plan->workspace_bytes = workspace_bytes(p, splits, parameters_of(plan).MERGE);
+    const char *appends = parameters_of(plan).APPENDS ? "_A" : "";
     char times[16] = "";
     if (way->times > 1)
         snprintf(times, sizeof times, "_X%d", way->times);
-    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_W%d_S%d%s", is_float32(p) ? "TF32x3_" : "",
-             plan->block_m, plan->block_n, t.warps, way->stages, times);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_W%d_S%d%s%s", is_float32(p) ? "TF32x3_" : "",
+             plan->block_m, plan->block_n, t.warps, way->stages, times, appends);
     explain(device, p, t, plan);
 }
 
-/* The variant-th way: the rules', then those with other stages, then those with other splits. */
+/* The variant-th way: the rules', then those with other stages, then those with other splits; at last the rules' with
+ * appending apart. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     enum { DEPTHS = STAGES_MAX, TIMES = 5 }; /* 1 to 4 stages; 1, 2, 4, 8, 16 times the splits */
     const struct way ring = ring_of(device, p), waves = in_waves(device, p, ring);
@@ -462,8 +472,12 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way) &&
                  (n < DEPTHS || way.times != ring.times);
     }
-    if (count < variant)
-        return 0;
+    if (count < variant) {
+        if (count + 1 < variant || !can_append(p))
+            return 0;
+        way = rules;
+        way.apart = 1;
+    }
     fill_way(device, p, &way, plan);
     return 1;
 }
@@ -481,8 +495,8 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
            as_given && (x.EARLY == 0 || x.EARLY == 1) && stages >= 1 && stages <= STAGES_MAX &&
            plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
-           (!x.ORDERED || (x.ORDERED == 1 && can_order)) && plan->block_m == 16 * t.row_groups &&
-           workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
+           (!x.APPENDS || (x.APPENDS == 1 && can_append(p))) && (!x.ORDERED || (x.ORDERED == 1 && can_order)) &&
+           plan->block_m == 16 * t.row_groups && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
 static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
@@ -494,7 +508,8 @@ static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cu
     GPU_ADD_CONSTANTS(request, MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
                       .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups, .STAGES = stages,
                       .MASK_PER_ROW = mask_constant(p, stages), .INTERVALS_PER_ROW = intervals_constant(p, stages),
-                      .ORDERED = x.ORDERED, .MERGE = merge, .SPLIT_RULE = split_rule(p));
+                      .ORDERED = x.ORDERED, .MERGE = merge, .SPLIT_RULE = split_rule(p), .APPENDS = x.APPENDS,
+                      .ROTARY = x.APPENDS ? append_rotary_constant(p) : APPEND_PLAIN);
     request->file = "families/mma/decode/mma_decode.cu";
     request->entry = "mma_decode";
     request->shared_bytes = shared_bytes(p, t, stages, merge);
@@ -527,6 +542,8 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     return FDM_OK;
 }
 
+static int appends(const fdm_plan *plan) { return parameters_of(plan).APPENDS; }
+
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
@@ -540,4 +557,5 @@ const struct gpu_algorithm mma_decode_algorithm = {
     .fill = fill,
     .valid = valid,
     .launch = launch,
+    .appends = appends,
 };

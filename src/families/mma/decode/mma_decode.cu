@@ -17,6 +17,8 @@
  * without a table to which nothing is appended, the keys lie side by side as in a dense call. How many keys there are
  * the device finds: splits are as many as the bound of lengths asks for, and each takes its share of what there is.
  *
+ * Where few rows are new, new keys are appended here, and q and new keys turned (APPENDS, mma_decode_append.cuh).
+ *
  * Few keys (ONE_TILE) are bound by steps that follow each other: a split is one tile, nothing is listed, and what needs
  * nothing of the caller's is done before the kernel ahead in the stream has ended.
  *
@@ -78,6 +80,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define PAGED    (CACHE == GPU_CACHE_PAGES)
 /* Where rows lie is read from the table a tile ahead; else as they are copied, so that nothing spills. */
 #define LOOKS_AHEAD (PAGED && !(LISTED && HEAD_DIM_V > 128))
+#define TURNS       (APPENDS && ROTARY != APPEND_PLAIN)
 /* Where the block is comes from the device's memory. */
 #define PLACE_IS_READ (VARLEN || SEQUSED || CACHE || ORDERED)
 #define MARKS_OFFSET  (Q_BYTES + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0) + (SHARED ? WARPS * 1024 : 0))
@@ -114,10 +117,14 @@ static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the key
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "only a mask is looked at, whose keys are from 0 on");
 static_assert(SPLIT_RULE <= MMA_PARTS_BY_LENGTH || (SPLIT_RULE % BLOCK_N == 0 && !LISTED), "whole tiles");
+static_assert(!APPENDS || (PAGED && !LISTED), "a new key is found by its number");
 static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
 #include "families/mma/decode/mma_decode_list.cuh"
 #include "families/mma/decode/mma_decode_products.cuh"
+#if APPENDS
+#    include "families/mma/decode/mma_decode_append.cuh"
+#endif
 
 /* The address that another lane holds. */
 __device__ __forceinline__ const char *address_of_lane(const char *address, int lane) {
@@ -384,6 +391,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
 
 struct decoder {
     const struct gpu_forward_params &a;
+    char *const shared;
     const uint32_t q_tile, ring;
     const int warp, key_group, warp_row, share;
     struct place at;
@@ -394,10 +402,10 @@ struct decoder {
     struct warp_state w;
     uint32_t q_fragments[HEAD_DIM / 16][4];
 
-    __device__ __forceinline__ decoder(const struct gpu_forward_params &params, uint32_t shared)
-        : a(params), q_tile(shared), ring(shared + Q_BYTES), warp(threadIdx.x / 32), key_group(warp / MATES),
-          warp_row(warp % ROW_GROUPS * 16), share(warp % MATES / ROW_GROUPS), at(find_place(params, blockIdx.x)), l(),
-          ahead(), first_key(0), count(0), w() {
+    __device__ __forceinline__ decoder(const struct gpu_forward_params &params, char *memory)
+        : a(params), shared(memory), q_tile(shared_address(memory)), ring(q_tile + Q_BYTES), warp(threadIdx.x / 32),
+          key_group(warp / MATES), warp_row(warp % ROW_GROUPS * 16), share(warp % MATES / ROW_GROUPS),
+          at(find_place(params, blockIdx.x)), l(), ahead(), first_key(0), count(0), w() {
         q = a.q.data +
             (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
         const int64_t batch = CACHE ? at.in_cache.list : at.batch; /* PAGED: rows have addresses of their own */
@@ -482,23 +490,55 @@ struct decoder {
         f.seen &= there | there << LANE_KEYS;
     }
 
+    /* APPENDS: while the first copies are under way. */
+    __device__ __forceinline__ void append() const {
+#if APPENDS
+        if (at.split == a.num_splits - 1 && at.first_row == 0)
+            append_keys(a, at);
+#endif
+    }
+    __device__ __forceinline__ void turn_rows() const {
+#if APPENDS
+        turn_q(a, at, q, shared);
+#endif
+    }
+    /* Those of the new keys of tile t that the warp has copied. */
+    __device__ __forceinline__ void turn_new_keys(int t) const {
+#if APPENDS
+        const int begin = first_key + t * BLOCK_N + warp * WARP_KEYS, cached = at.in_cache.cached;
+        const int end = min(begin + WARP_KEYS, at.seqlen_k);
+        if (!TURNS || end <= cached)
+            return;
+        const int64_t first = first_position(a.rotary, at.batch, cached) - cached;
+        char *const tile = shared + Q_BYTES + t % STAGES * (K_BYTES + V_BYTES);
+        __syncwarp();
+#    pragma unroll 1
+        for (int key = max(begin, cached); key < end; key++)
+            turn_row_of_tile(a.rotary, tile, warp * WARP_KEYS + key - begin, first + key);
+#endif
+    }
+
     /* ONE_TILE: a warp works on the keys that it copies. */
     __device__ __forceinline__ void take_tile(const struct lane_rows &rows, const struct q_copy (&copies)[Q_COPIES]) {
         look_up(0);
         fetch_k(0);
 #pragma unroll
         for (int n = 0; n < Q_COPIES; n++)
-            if (ROWS * K_CHUNKS % THREADS == 0 || threadIdx.x + n * THREADS < ROWS * K_CHUNKS)
+            if (!TURNS && (ROWS * K_CHUNKS % THREADS == 0 || threadIdx.x + n * THREADS < ROWS * K_CHUNKS))
                 cp_async_16_fill(copies[n].to, copies[n].from, copies[n].bytes);
         cp_async_commit();
         fetch_v(0);
         cp_async_commit();
+        if (TURNS)
+            turn_rows();
+        append();
         struct seen_keys now = look(a, at, l, rows, first_key, warp * GROUP_KEYS);
         const bool is_seen = __any_sync(0xffffffff, now.seen);
         if (is_seen) /* a branch, so that what look() reads is under way before the wait */
             cp_async_wait<1>();
         else
             cp_async_wait<0>();
+        turn_new_keys(0);
         __syncthreads();
         if (is_seen) {
             hide_missing(now, 0, warp * GROUP_KEYS);
@@ -511,7 +551,7 @@ struct decoder {
         look_up(0);
         fetch_k(0);
         fetch_v(0);
-        for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
+        for (int index = threadIdx.x; !TURNS && index < ROWS * K_CHUNKS; index += THREADS) {
             const struct q_copy copy = find_q(a, at, q, q_tile, index);
             cp_async_16_fill(copy.to, copy.from, copy.bytes);
         }
@@ -525,6 +565,9 @@ struct decoder {
         }
         if (LOOKS_AHEAD)
             look_up(STAGES - 1);
+        if (TURNS)
+            turn_rows();
+        append();
         cp_async_wait<STAGES - 2>();
         __syncthreads();
         if (KEEP_Q)
@@ -562,6 +605,7 @@ struct decoder {
 #pragma unroll 1
         for (int t = 0; has_tile(t); t++) {
             cp_async_wait<STAGES - 2>();
+            turn_new_keys(t);
             wait_for_group();
             if (LISTED)
                 list_up_to(l, a, at, (t + STAGES + LOOKS_AHEAD) * BLOCK_N);
@@ -603,7 +647,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     griddepcontrol_launch_dependents(); /* what follows waits for this grid's end by itself */
     if (PLACE_IS_READ)
         griddepcontrol_wait();
-    struct decoder d(a, shared_address(shared));
+    struct decoder d(a, shared);
     struct lane_rows rows;
     struct q_copy copies[Q_COPIES];
     if (ONE_TILE) {
@@ -619,10 +663,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     if (MERGE != MMA_MERGE_WORKSPACE && d.at.split == 0 && d.at.first_row == 0)
         for (int g = 0; g < a.group; g++)
             clear_rest_of_forward(a, d.at.batch, d.at.head_kv * a.group + g, threadIdx.x, THREADS);
-    if (d.at.num_rows <= 0)
+    if (d.at.num_rows <= 0) {
+        d.append();
         return;
+    }
     d.find_keys();
     if ((LISTED || SPLIT_RULE) && MERGE == MMA_MERGE_WORKSPACE && !d.has_tile(0)) {
+        d.append();
         leave_nothing(a, d.at);
         return;
     }

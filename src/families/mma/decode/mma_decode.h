@@ -3,6 +3,7 @@
 #define FDM_MMA_DECODE_H
 
 #include "cuda/constants.h"
+#include "gpu/append.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
@@ -17,7 +18,9 @@
     X(INTERVALS_PER_ROW) /* MMA_DECODE_* */                                                                            \
     X(ORDERED)           /* sequences whose masks seem to show more keys come first */                                 \
     X(MERGE)             /* MMA_MERGE_*: what becomes of the splits' results */                                        \
-    X(SPLIT_RULE)        /* MMA_PARTS_*, or the keys of each split */
+    X(SPLIT_RULE)        /* MMA_PARTS_*, or the keys of each split */                                                  \
+    X(APPENDS)           /* new keys go to the cache here, not by a launch before */                                   \
+    X(ROTARY)            /* where APPENDS, APPEND_*: which dims of q and of new keys turn */
 
 /* What a plan holds for it (contract/family.h). */
 #define MMA_DECODE_PARAMETERS(X)                                                           \
@@ -27,7 +30,8 @@
     X(EARLY) /* launches may begin before what is ahead of them in the stream has ended */ \
     X(WARPS)                                                                               \
     X(ROW_GROUPS)                                                                          \
-    X(ORDERED) /* the constant */
+    X(ORDERED) /* the constant */                                                          \
+    X(APPENDS) /* the constant */
 
 /* MASK_PER_ROW and INTERVALS_PER_ROW. */
 #define MMA_DECODE_NONE  0
