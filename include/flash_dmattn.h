@@ -176,13 +176,14 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  * With rotary_cos the new keys are turned before they are written, and q before it is multiplied, by rotary embeddings
  * in float32 (float64 of float64), rounded once: elements (2t, 2t + 1) of a row are a pair where rotary_interleaved is
  * 1, else (t, t + R/2); elements from R on stay. New key t turns by row rotary_start + t of the tables, row i of q by
- * rotary_start + i under causal or a window, else by rotary_start; rows that the tables lack are their first or last
- * one.
+ * rotary_start + i under causal or a window, else by rotary_start; rows that they lack are their first or last one.
  *
  * Appending writes to k and v, whose type says const. Both must then lie apart from all other tensors and from each
  * other. Pages or rows that several sequences hold may be read; appended to by two at a time, they keep the keys of
  * one. On the CPU a page outside of the cache is an error; on CUDA devices its keys are not visible, and new keys are
- * not written there. */
+ * not written there. On these `fault`, int32 [4], keeps one fault where its first word is 0: 1 a length without room,
+ * 2 a page or 3 a cache_row that is none, 4 a page_start outside of the table; its sequence, column and value. A launch
+ * more looks for it, whose kernel the first such call compiles. */
 typedef struct fdm_cache {
     uint32_t struct_bytes;      /* sizeof(fdm_cache) */
     int32_t rotary_interleaved; /* 0 or 1 */
@@ -190,6 +191,7 @@ typedef struct fdm_cache {
     const fdm_tensor *lengths, *first_key;
     const fdm_tensor *k_new, *v_new, *cu_seqlens_new;
     const fdm_tensor *rotary_cos, *rotary_sin, *rotary_start;
+    fdm_tensor *fault;
 } fdm_cache;
 
 /* The tensors of one call; what a problem does not have is NULL. B batches, H query heads, Hkv KV heads (H is a

@@ -131,7 +131,8 @@ static fdm_status check_apart(const struct append *x) {
                                        {"cu_seqlens_new", c->cu_seqlens_new, 0, 0},
                                        {"rotary_cos", c->rotary_cos, 0, 0},
                                        {"rotary_sin", c->rotary_sin, 0, 0},
-                                       {"rotary_start", c->rotary_start, 0, 0}};
+                                       {"rotary_start", c->rotary_start, 0, 0},
+                                       {"fault", c->fault, 1, 0}};
     return tensors_check_apart(all, sizeof all / sizeof all[0]);
 }
 
@@ -167,7 +168,9 @@ static fdm_status append_on_device(const struct append *x) {
                          (long long)p->batch, (long long)p->new_rows, (long long)p->heads);
     if (p->batch < 1 || p->heads_kv < 1)
         return FDM_OK;
-    return append_alone(x->tensors.k->device.index, &x->attention, &x->slots, x->tensors.stream);
+    const fdm_status status =
+        x->tensors.slots ? FDM_OK : cache_fault_look(x->tensors.k->device.index, &x->attention, x->tensors.stream);
+    return status ? status : append_alone(x->tensors.k->device.index, &x->attention, &x->slots, x->tensors.stream);
 }
 
 fdm_status fdm_cache_append(const fdm_append_tensors *tensors) {

@@ -97,7 +97,7 @@ def _forward_on_arrays(
     lse = call.lender.empty(shape, "float64" if q.dtype == "float64" else "float32") if return_lse else None
     results = call.write(result, "out"), None if lse is None else call.write(lse, "lse")
     # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
-    _native.cache_forward(*_views((*given, *results)), *settings, *special, 0, _arguments.forced_family)
+    _native.cache_forward(*_views((*given, *results)), None, *settings, *special, 0, _arguments.forced_family)
     result = call.lender.hand_over(result) if out is None else out
     return (result, call.lender.hand_over(lse)) if return_lse else result
 
@@ -300,5 +300,5 @@ def append_kv_cache(
     if turned is not None and query_out is None:
         result = call.lender.empty(turned.shape, turned.dtype)
     written = None if result is None else call.write(result, "query_out")
-    _native.cache_append(*_views((*given, written)), interleaved, 0)
+    _native.cache_append(*_views((*given, written)), None, interleaved, 0)
     return result if result is None or query_out is not None else call.lender.hand_over(result)

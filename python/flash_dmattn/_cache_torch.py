@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -34,6 +35,40 @@ def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
     refuse_transforms(tensors)
 
 
+# ---- FLASH_DMATTN_CHECK_PAGES -----------------------------------------------------------------------------------------
+
+# By the first word of `fault` of fdm_cache.
+_FAULTS = {
+    1: "sequence {sequence} has {value} keys after appending, more than the cache has room for",
+    2: "block_table of sequence {sequence} holds page {value} in column {column}; the cache has {pages} pages",
+    3: "cache_batch_idx of sequence {sequence} is {value}, which is no row",
+    4: "page_start of sequence {sequence} is {value}; its list does not lie within block_table",
+}
+
+
+@functools.lru_cache(maxsize=None)
+def _checks_pages() -> bool:
+    name = "FLASH_DMATTN_CHECK_PAGES"
+    value = next(value for each, _, value in _native.settings() if each == name)
+    if value not in (None, "", "0", "1"):
+        raise ValueError(f"{name} is '{value}'; it must be 0 or 1")
+    return value == "1"
+
+
+def _fault_beside(tensor: Tensor) -> Optional[Tensor]:
+    """int32 [4] that a call on a CUDA device writes, where faults are asked for."""
+    if not tensor.is_cuda or not _checks_pages() or torch.cuda.is_current_stream_capturing():
+        return None
+    return torch.zeros(4, dtype=torch.int32, device=tensor.device)
+
+
+def refuse_fault(words: Sequence[int], pages: int) -> None:
+    """ValueError where the four words of a call say that a list names what is not there."""
+    kind, sequence, column, value = words
+    if kind:
+        raise ValueError(_FAULTS[kind].format(sequence=sequence, column=column, value=value, pages=pages))
+
+
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
@@ -45,9 +80,12 @@ def _results(query: Tensor, value_cache: Tensor) -> Tuple[Tensor, Tensor]:
 
 
 def _run(tensors: Sequence[Any], numbers: Sequence[Any], out: Tensor, lse: Optional[Tensor]) -> None:
-    views = map(native_view, (*tensors, out, lse))
+    fault = _fault_beside(out)
+    views = map(native_view, (*tensors, out, lse, fault))
     on_cuda = (stream_of(out), allocator_of(out)) if out.is_cuda else ()
     _native.cache_forward(*views, *numbers, torch.get_num_threads(), _arguments.forced_family, *on_cuda)
+    if fault is not None:
+        refuse_fault(fault.tolist(), tensors[1].shape[0])
 
 
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
@@ -96,7 +134,10 @@ def forward(tensors: Sequence[Any], settings: Settings, special: Special, return
 
 
 def _append_operator(*arguments: Any) -> None:
-    _native.cache_append(*map(native_view, arguments[:-1]), arguments[-1], stream_of(arguments[0]))
+    fault = _fault_beside(arguments[0])
+    _native.cache_append(*map(native_view, (*arguments[:-1], fault)), arguments[-1], stream_of(arguments[0]))
+    if fault is not None:
+        refuse_fault(fault.tolist(), arguments[0].shape[0])
 
 
 def _append_fake(*arguments: Any) -> None:

@@ -5,7 +5,7 @@
 /* What both functions take of a cache, in this order. */
 enum { TABLE, PAGE_START, CACHE_ROW, LENGTHS, FIRST_KEY, K_NEW, V_NEW, CU_NEW, COS, SIN, ROTARY_START, NUM_OF_CACHE };
 
-static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
+static fdm_cache cache_of(fdm_tensor *const *t, int interleaved, fdm_tensor *fault) {
     return (fdm_cache){.struct_bytes = sizeof(fdm_cache),
                        .rotary_interleaved = interleaved,
                        .block_table = t[TABLE],
@@ -18,15 +18,16 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved) {
                        .cu_seqlens_new = t[CU_NEW],
                        .rotary_cos = t[COS],
                        .rotary_sin = t[SIN],
-                       .rotary_start = t[ROTARY_START]};
+                       .rotary_start = t[ROTARY_START],
+                       .fault = fault};
 }
 
 /* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, row_start, row_end, *the cache's, out,
- * lse or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of threads, family or None;
- * for CUDA tensors also the stream's address and what allocates) */
+ * lse or None, fault of fdm_cache or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of
+ * threads, family or None; for CUDA tensors also the stream's address and what allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, ROW_START, ROW_END, CACHE };
-    enum { OUT = CACHE + NUM_OF_CACHE, LSE, NUM };
+    enum { OUT = CACHE + NUM_OF_CACHE, LSE, FAULT, NUM };
     enum {
         INTERLEAVED = NUM_SETTINGS,
         INVARIANCE,
@@ -47,7 +48,7 @@ PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_
     if (!on_cuda && native_expect(count, NUM + NUM_ON_CPU))
         return NULL;
     const int failed = native_tensors(arguments, storage, t, NUM);
-    const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(others[INTERLEAVED]) == 1);
+    const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(others[INTERLEAVED]) == 1, t[FAULT]);
     const fdm_tensors tensors = {.struct_bytes = sizeof tensors,
                                  .q = t[Q],
                                  .k = t[K],
@@ -78,16 +79,17 @@ PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_
     return result;
 }
 
-/* cache_append(k, v, *the cache's, slots, positions, q, cu_seqlens_q, q_out, rotary_interleaved, stream's address) */
+/* cache_append(k, v, *the cache's, slots, positions, q, cu_seqlens_q, q_out, fault of fdm_cache or None,
+ * rotary_interleaved, stream's address) */
 PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    enum { K, V, CACHE, SLOTS = CACHE + NUM_OF_CACHE, POSITIONS, Q, CU_Q, Q_OUT, NUM };
+    enum { K, V, CACHE, SLOTS = CACHE + NUM_OF_CACHE, POSITIONS, Q, CU_Q, Q_OUT, FAULT, NUM };
     struct tensor_argument storage[NUM];
     fdm_tensor *t[NUM];
     fdm_status status = FDM_OK;
     if (native_expect(count, NUM + 2))
         return NULL;
     const int failed = native_tensors(arguments, storage, t, NUM);
-    const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(arguments[NUM]) == 1);
+    const fdm_cache cache = cache_of(t + CACHE, PyObject_IsTrue(arguments[NUM]) == 1, t[FAULT]);
     const fdm_append_tensors tensors = {.struct_bytes = sizeof tensors,
                                         .k = t[K],
                                         .v = t[V],

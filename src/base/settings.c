@@ -51,6 +51,10 @@ static const struct {
                        "1: measure a class of problems at its first call; 0: the rules alone (default: what was kept)",
                        "0 or 1"},
                       FLAG},
+    [SETTING_CHECK_PAGES] =
+        {{"FLASH_DMATTN_CHECK_PAGES",
+          "1: Python's calls on a KV cache of a CUDA device wait, and wrong pages and lengths raise", "0 or 1"},
+         FLAG},
 };
 
 const struct setting_facts *setting_facts(enum setting setting) { return &settings[setting].facts; }

@@ -14,9 +14,10 @@ enum setting {
     SETTING_CACHE_SIZE, /* bytes */
     SETTING_KERNEL_ARCHIVE,
     SETTING_NUM_THREADS,
-    SETTING_CPU_ISA, /* best instruction set to use */
-    SETTING_LOG,     /* a flag */
-    SETTING_TUNE,    /* a flag, of which unset is a third value */
+    SETTING_CPU_ISA,     /* best instruction set to use */
+    SETTING_LOG,         /* a flag */
+    SETTING_TUNE,        /* a flag, of which unset is a third value */
+    SETTING_CHECK_PAGES, /* a flag, of the Python package */
     SETTING_COUNT
 };
 enum { SETTING_PATH_BYTES = 512 }; /* of a path that a variable may hold, with its end */

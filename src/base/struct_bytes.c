@@ -10,7 +10,7 @@
 #define ENDS_WITH(type, member)                                                          \
     _Static_assert(offsetof(type, member) + sizeof(((type *)0)->member) == sizeof(type), \
                    #type " ends in padding, or not with its last member")
-ENDS_WITH(fdm_cache, rotary_start);
+ENDS_WITH(fdm_cache, fault);
 ENDS_WITH(fdm_tensors, block_mask);
 ENDS_WITH(fdm_append_tensors, stream);
 ENDS_WITH(fdm_options, split_keys);

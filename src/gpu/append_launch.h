@@ -24,4 +24,7 @@ fdm_status append_before(int32_t device, const struct attention *attention, char
 fdm_status append_alone(int32_t device, const struct attention *attention, const struct index_view *slots,
                         void *stream);
 
+/* cache_fault.cu, before anything of the call is launched; nothing where the call has no `fault`. */
+fdm_status cache_fault_look(int32_t device, const struct attention *attention, void *stream);
+
 #endif

@@ -36,19 +36,25 @@ __device__ __forceinline__ int used_of(const struct gpu_indices &used, int batch
  * in k_new; its row of the table, and where its entries begin. */
 struct cached_keys {
     int seqlen_k, cached, first_key, new_begin, list;
+    bool is_list, is_range; /* the row is there; of a ragged table, the list lies within it */
+    int64_t wanted;         /* keys after appending, whatever room there is; below 0: there is no sequence */
     const char *entries;
 };
 __device__ __forceinline__ struct cached_keys find_cached_keys(const struct gpu_forward_params &a, int batch) {
     const struct gpu_cache &c = a.cache;
-    struct cached_keys s = {0, 0, 0, 0, c.cache_row.data ? index_of(c.cache_row, batch) : batch, c.table.data};
+    struct cached_keys s = {};
+    s.list = c.cache_row.data ? index_of(c.cache_row, batch) : batch;
+    s.entries = c.table.data;
     int64_t columns = 1, first = 0;
     const bool is_list = s.list >= 0 && s.list < c.num_lists;
+    s.is_list = s.is_range = is_list;
     if (c.table.data && !c.page_start.data)
         columns = c.max_pages;
     if (c.table.data && c.page_start.data && is_list) {
         first = index_at(c.page_start, s.list);
         const int64_t end = c.has_ends ? index_at(c.page_start, s.list + 1) : c.max_pages;
         columns = first >= 0 && first <= end ? min(end, (int64_t)c.max_pages) - first : -1;
+        s.is_range = columns >= 0 && end >= 0;
     }
     const int64_t room = is_list && columns > 0 ? min(columns * c.page_rows, (int64_t)a.seqlen_k) : 0;
     int64_t added = c.seqlen_new;
@@ -59,6 +65,7 @@ __device__ __forceinline__ struct cached_keys find_cached_keys(const struct gpu_
     const int64_t before = c.lengths.data     ? index_of(c.lengths, batch)
                            : a.seqused_k.data ? index_of(a.seqused_k, batch) - added
                                               : room;
+    s.wanted = before < 0 ? -1 : before + added;
     s.seqlen_k = before < 0 ? 0 : (int)min(before + added, room);
     s.cached = before < 0 ? 0 : (int)min(before, room);
     s.first_key = c.first_key.data ? max(index_of(c.first_key, batch), 0) : 0;

@@ -289,7 +289,8 @@ fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan,
     }
     if (plan->workspace_bytes < 0 || !a->valid(plan, p))
         return refuse_plan();
-    if (appends)
+    status = cache_fault_look(plan->device.index, attention, stream);
+    if (!status && appends)
         status = append_before(plan->device.index, attention, (char *)workspace + own.workspace_bytes, stream, &turned);
     gpu_launches_begin(&launches, plan->device.index, p, appends ? &turned : attention, workspace);
     if (!status)

@@ -214,6 +214,18 @@ static fdm_status resolve_lists(const fdm_cache *cache, const fdm_tensor *k, fdm
     return status;
 }
 
+static fdm_status resolve_fault(const fdm_cache *cache, const fdm_tensor *k, struct cache_view *c) {
+    static const int64_t shape[1] = {4};
+    if (!cache->fault)
+        return FDM_OK;
+    const fdm_status status = tensor_check_as(cache->fault, "fault", 1, TENSOR_OUTPUT, FDM_INT32, shape, k, "k");
+    if (!status && tensor_stride(cache->fault, 0) != 1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "fault has a stride of %lld elements; it must be contiguous",
+                         (long long)tensor_stride(cache->fault, 0));
+    c->fault = (int32_t *)(void *)tensor_data(cache->fault);
+    return status;
+}
+
 fdm_status cache_resolve(const fdm_cache *cache, const fdm_tensor *k, const fdm_tensor *v, int has_slots,
                          fdm_problem *p, struct attention *a) {
     const enum tensor_role role = cache->k_new ? TENSOR_OUTPUT : TENSOR_INPUT;
@@ -229,6 +241,8 @@ fdm_status cache_resolve(const fdm_cache *cache, const fdm_tensor *k, const fdm_
         status = resolve_new(cache, k, has_slots, p, a);
     if (!status)
         status = resolve_rotary(cache, k, p, &a->cache.rotary);
+    if (!status)
+        status = resolve_fault(cache, k, &a->cache);
     return status;
 }
 

@@ -321,7 +321,7 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
 }
 
 /* The tensors of a call by name, those of every pass first. */
-enum { NUM_Q = 0, NUM_OF_FORWARD = 29, NUM_TENSORS = 36 };
+enum { NUM_Q = 0, NUM_OF_FORWARD = 30, NUM_TENSORS = 37 };
 static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
     static const fdm_cache none;
     const int32_t forward = pass == FDM_FORWARD, backward = !forward;
@@ -354,6 +354,7 @@ static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tenso
         {"rotary_cos", cache->rotary_cos, 0, 0},
         {"rotary_sin", cache->rotary_sin, 0, 0},
         {"rotary_start", cache->rotary_start, 0, 0},
+        {"fault", cache->fault, 1, 0},
         {"out", t->out, forward, 1u << NUM_Q},
         {"lse", t->lse, forward, 0},
         {"lse_low", t->lse_low, forward, 0},

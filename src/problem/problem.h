@@ -65,6 +65,7 @@ struct cache_view {
     int64_t page_rows, seqlen_new;   /* of a page; of each sequence's new keys, where they are not packed */
     int64_t num_lists;               /* of page_start, so that it has an end for each where there is one more */
     struct rotary_view rotary;
+    int32_t *fault; /* [4], on a CUDA device; NULL: not wanted */
 };
 /* Of dk and dv. */
 fdm_dtype problem_dkv_dtype(const fdm_problem *problem);

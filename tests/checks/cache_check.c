@@ -12,6 +12,7 @@
 #include "base/elements.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "gpu/cache_fault.h"
 #include "subjects.h"
 
 enum {
@@ -35,6 +36,7 @@ enum {
     POSITIONS,
     LSE,
     MASK,
+    FAULT,
     NUM_TENSORS
 };
 enum { BATCH_MAX = 5, POSITIONS_MAX = 40 };
@@ -197,6 +199,7 @@ static void make_tensors(int attends) {
         make(CU_Q, FDM_INT32, 1, offsets, 0, 0, 0);
     if (s.slots)
         return;
+    make(FAULT, FDM_INT32, 1, (const int64_t[]){4}, 0, 0, 0);
     make(LENGTHS, FDM_INT32, 1, lists, 0, 0, 0);
     if (s.packed_new && s.new_rows)
         make(CU_NEW, FDM_INT32, 1, offsets, 0, 0, 0);
@@ -285,17 +288,17 @@ static void draw_lists(void) {
     for (int64_t b = 0; b < s.batch && !s.slots; b++) {
         const int64_t list = t[CACHE_ROW].present ? (b + turn) % s.batch : b;
         const int64_t length = below(4) ? below(s.bound + 1) : PICK(-1, INT32_MIN, s.bound, s.bound + 3, INT32_MAX);
-        const int is_none = t[CACHE_ROW].present && below(6) == 0;
+        const int is_none = t[CACHE_ROW].present && below(6) == 0, no_start = is_none && s.ragged && below(2);
         const int64_t first = below(s.bound / 2 + 1), start = below(POSITIONS_MAX);
         set(LENGTHS, b, is_none ? -1 : length, length);
         if (t[CACHE_ROW].present)
-            set(CACHE_ROW, b, list, is_none ? PICK(-1, INT32_MIN, INT32_MAX, s.batch) : list);
+            set(CACHE_ROW, b, list, is_none && !no_start ? PICK(-1, INT32_MIN, INT32_MAX, s.batch) : list);
         if (t[FIRST_KEY].present)
             set(FIRST_KEY, b, first, first);
         if (t[ROTARY_START].present)
             set(ROTARY_START, b, start, start);
         if (s.ragged)
-            set(PAGE_START, list, list * s.columns, list * s.columns);
+            set(PAGE_START, list, list * s.columns, no_start ? PICK(-5, s.pages + 1) : list * s.columns);
         draw_table(b, list);
     }
     if (s.ragged && t[PAGE_START].shape[0] > s.batch)
@@ -315,7 +318,8 @@ static fdm_cache cache_of(int on_device, int interleaved) {
                        .cu_seqlens_new = of(CU_NEW, on_device),
                        .rotary_cos = of(COS, on_device),
                        .rotary_sin = of(SIN, on_device),
-                       .rotary_start = of(ROTARY_START, on_device)};
+                       .rotary_start = of(ROTARY_START, on_device),
+                       .fault = of(FAULT, on_device)};
 }
 
 static void begin_scene(int attends, int in_16_bits, char *about, size_t bytes) {
@@ -335,6 +339,64 @@ static void begin_scene(int attends, int in_16_bits, char *about, size_t bytes) 
              : interleaved   ? ", rotary interleaved"
                              : ", rotary in halves",
              t[Q].present && s.packed_q ? ", q packed" : "");
+}
+
+/* ---- faults of the device's lists ---- */
+
+static int64_t get(int n, int64_t index) {
+    return t[n].dtype == FDM_INT64 ? ((const int64_t *)(const void *)t[n].image)[index]
+                                   : ((const int32_t *)(const void *)t[n].image)[index];
+}
+static int32_t cut(int64_t x) { return (int32_t)(x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : x); }
+
+/* How many of a sequence's lists name what is not there; *named: one of them is `fault`. */
+static int64_t faults_of(int64_t b, int64_t bound, const int32_t fault[4], int *named) {
+    const int64_t list = t[CACHE_ROW].present ? get(CACHE_ROW, b) : b, length = get(LENGTHS, b);
+    const int64_t lists = s.ragged ? t[PAGE_START].shape[0] : s.batch, entries = s.batch * s.columns;
+    const int64_t added = t[CU_NEW].present ? get(CU_NEW, b + 1) - get(CU_NEW, b) : t[K_NEW].present ? s.new_rows : 0;
+    const int has_row = list >= 0 && list < lists;
+    const int64_t first = !has_row ? 0 : s.ragged ? get(PAGE_START, list) : list * s.columns;
+    const int64_t end = s.ragged && !t[CACHE_ROW].present ? get(PAGE_START, list + 1) : entries;
+    const int has_start = !s.ragged || (first >= 0 && first <= end), is_own = fault[1] == b;
+    const int64_t columns = !s.paged ? 1 : s.ragged ? end - first : s.columns;
+    const int64_t room = columns * s.page < bound ? columns * s.page : bound;
+    int64_t count = 0;
+    if (length < 0)
+        return 0;
+    if (!has_row || !has_start) {
+        const int32_t want[4] = {has_row ? CACHE_FAULT_PAGE_START : CACHE_FAULT_ROW, (int32_t)b, 0,
+                                 cut(has_row ? first : list)};
+        *named |= memcmp(fault, want, sizeof want) == 0;
+        return 1;
+    }
+    if (length + added > room) {
+        *named |= is_own && fault[0] == CACHE_FAULT_LENGTH && fault[2] == 0 && fault[3] == cut(length + added);
+        count++;
+    }
+    const int64_t keys = length + added < room ? length + added : room;
+    const int64_t padding = t[FIRST_KEY].present ? get(FIRST_KEY, b) : 0;
+    for (int64_t c = (padding < keys ? padding : keys) / s.page; s.paged && c * s.page < keys; c++) {
+        const int64_t page = get(TABLE, first + c);
+        if (page >= 0 && page < s.pages)
+            continue;
+        *named |= is_own && fault[0] == CACHE_FAULT_PAGE && fault[2] == c && fault[3] == cut(page);
+        count++;
+    }
+    return count;
+}
+
+/* Whether the device has found one where there are some, and none where there is none. */
+static int right_fault(int64_t bound) {
+    int32_t fault[4];
+    int64_t count = 0;
+    int named = 0;
+    if (!t[FAULT].present)
+        return 1;
+    if (fdm_memory_copy(fault, host, t[FAULT].there, cuda, sizeof fault))
+        fail("copying");
+    for (int64_t b = 0; b < s.batch; b++)
+        count += faults_of(b, bound, fault, &named);
+    return count ? named : fault[0] == CACHE_FAULT_NONE;
 }
 
 /* ---- the two checks ---- */
@@ -364,10 +426,11 @@ static const char *check_append(const struct options *o, char *about, size_t byt
             return fdm_last_error();
     }
     fdm_synchronize(cuda);
-    return !same_bytes(CACHE_K)   ? "another K in the cache"
-           : !same_bytes(CACHE_V) ? "another V in the cache"
-           : !same_bytes(Q_OUT)   ? "another q"
-                                  : NULL;
+    return !right_fault(s.ragged ? s.page * s.batch * s.columns : s.bound) ? "another fault"
+           : !same_bytes(CACHE_K)                                          ? "another K in the cache"
+           : !same_bytes(CACHE_V)                                          ? "another V in the cache"
+           : !same_bytes(Q_OUT)                                            ? "another q"
+                                                                           : NULL;
 }
 
 /* Results of 16-bit elements are rounded at other places here and there. */
@@ -400,7 +463,8 @@ static const char *execute_both(const fdm_plan *plan, const fdm_options *options
         fdm_execute(plan, &call[1], workspace, (size_t)plan->workspace_bytes, NULL) || fdm_synchronize(cuda))
         return fdm_last_error();
     const double most = s.dtype == FDM_FLOAT32 ? 2e-5 : s.dtype == FDM_FLOAT16 ? 4e-3 : 3e-2;
-    return !same_bytes(CACHE_K)     ? "another K in the cache"
+    return !right_fault(s.bound)    ? "another fault"
+           : !same_bytes(CACHE_K)   ? "another K in the cache"
            : !same_bytes(CACHE_V)   ? "another V in the cache"
            : !is_close(Q_OUT, most) ? "another out"
            : !is_close(LSE, most)   ? "another lse"

@@ -108,6 +108,7 @@ int emu_query_cancel(unsigned shared, unsigned *index, EMU_PLACE);
 /* Global memory, and the rest. */
 void emu_red_add(float *at, const float *x, int count, EMU_PLACE);
 unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE);
+unsigned emu_atomic_cas(unsigned *at, unsigned compare, unsigned x, EMU_PLACE);
 float emu_atomic_add_float(float *at, float x, EMU_PLACE);
 unsigned emu_load_acquire(const unsigned *at, EMU_PLACE);
 void emu_store_release(unsigned *at, unsigned x, EMU_PLACE);

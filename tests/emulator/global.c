@@ -105,6 +105,18 @@ unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE) {
     yield_warp();
     return before;
 }
+unsigned emu_atomic_cas(unsigned *at, unsigned compare, unsigned x, EMU_PLACE) {
+    const struct block *shared = block_of_window((uintptr_t)at);
+    if (!shared && !global_range(at, 4, "an atomic compare-and-swap", HERE))
+        return 0;
+    const unsigned before = *at;
+    if (!shared)
+        atomic_access(at, HERE);
+    *at = before == compare ? x : before;
+    progress();
+    yield_warp();
+    return before;
+}
 float emu_atomic_add_float(float *at, float x, EMU_PLACE) {
     const struct block *shared = block_of_window((uintptr_t)at);
     if (!shared && !global_range(at, 4, "an atomic addition", HERE))

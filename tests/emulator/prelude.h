@@ -204,6 +204,9 @@ inline unsigned __reduce_and_sync(unsigned m, unsigned x, EMU_AT) { return emu_r
 inline int atomicAdd(int *at, int x, EMU_AT) { return (int)emu_atomic_add((unsigned *)at, (unsigned)x, EMU_HERE); }
 inline unsigned atomicAdd(unsigned *at, unsigned x, EMU_AT) { return emu_atomic_add(at, x, EMU_HERE); }
 inline float atomicAdd(float *at, float x, EMU_AT) { return emu_atomic_add_float(at, x, EMU_HERE); }
+inline int atomicCAS(int *at, int compare, int x, EMU_AT) {
+    return (int)emu_atomic_cas((unsigned *)at, (unsigned)compare, (unsigned)x, EMU_HERE);
+}
 inline void __threadfence(EMU_AT) { emu_fence(EMU_FENCE_MEMORY, EMU_HERE); }
 inline void __threadfence_block(EMU_AT) { emu_fence(EMU_FENCE_MEMORY, EMU_HERE); }
 inline void __trap(EMU_AT) { emu_trap(EMU_HERE); }

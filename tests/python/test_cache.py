@@ -659,3 +659,19 @@ def test_threads_beside_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ((1, 3, 0, 1025), "sequence 3 has 1025 keys"),
+        ((2, 1, 4, -7), "block_table of sequence 1 holds page -7 in column 4; the cache has 64 pages"),
+        ((3, 0, 0, 9), "cache_batch_idx of sequence 0 is 9"),
+        ((4, 2, 0, -5), "page_start of sequence 2 is -5"),
+    ],
+)
+def test_faults_of_a_device_are_sentences(words: Tuple[int, ...], sentence: str) -> None:
+    cache = pytest.importorskip("flash_dmattn._cache_torch")
+    cache.refuse_fault((0, 3, 1, 1025), 64)
+    with pytest.raises(ValueError, match=sentence):
+        cache.refuse_fault(words, 64)

@@ -61,6 +61,7 @@ static const struct {
     {"FLASH_DMATTN_PROFILE_BACKWARD", {backward}, {"0"}, {"yes", "2", "01", "1 ", "true"}},
     {"FLASH_DMATTN_LOG", {forward, backward, cache}, {"0"}, {"yes", "2", "10", " 1"}},
     {"FLASH_DMATTN_TUNE", {forward, backward, plan}, {"0"}, {"yes", "2", "10", " 1"}},
+    {"FLASH_DMATTN_CHECK_PAGES", {0}, {"0"}, {"yes", "2", "10", " 1"}}, /* the Python package reads it */
     {"FLASH_DMATTN_KERNEL",
      {forward, plan},
      {"cpu.forward.scalar", "reference.forward", "REFERENCE"},

@@ -113,6 +113,7 @@ pub struct fdm_cache {
     pub rotary_cos: *const fdm_tensor,
     pub rotary_sin: *const fdm_tensor,
     pub rotary_start: *const fdm_tensor,
+    pub fault: *mut fdm_tensor,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

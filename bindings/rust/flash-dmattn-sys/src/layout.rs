@@ -12,7 +12,7 @@ layouts! {
     fdm_device_id 8 4 { r#type 0 index 4 }
     fdm_data_type 4 2 { code 0 bits 1 lanes 2 }
     fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
-    fdm_cache 96 8 { struct_bytes 0 rotary_interleaved 4 block_table 8 page_start 16 cache_row 24 lengths 32 first_key 40 k_new 48 v_new 56 cu_seqlens_new 64 rotary_cos 72 rotary_sin 80 rotary_start 88 }
+    fdm_cache 104 8 { struct_bytes 0 rotary_interleaved 4 block_table 8 page_start 16 cache_row 24 lengths 32 first_key 40 k_new 48 v_new 56 cu_seqlens_new 64 rotary_cos 72 rotary_sin 80 rotary_start 88 fault 96 }
     fdm_tensors 216 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 row_start 192 row_end 200 block_mask 208 }
     fdm_options 160 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 tune 112 add_dkv 120 sm_margin 128 invariance 136 num_splits 144 split_keys 152 }
     fdm_executor 24 8 { context 0 num_threads 8 run 16 }
