@@ -43,6 +43,8 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
             packed = q.begin;
             begin = backward_begin(packed, batch, ROW_STEP);
         }
+        if (SEQUSED && i >= used_of(a.in.seqused_q, batch, a.in.seqlen_q))
+            continue;
         for (int64_t head = h * group; head < (h + 1) * group; head++) {
             const int64_t row = begin + head * a.rows + i;
             if (a.lse_rows[row] == __int_as_float(0x7f800000))

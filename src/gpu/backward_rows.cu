@@ -49,15 +49,20 @@ __device__ __forceinline__ struct rows find_rows(const struct gpu_backward_param
         at.seqlen_q = q.length;
         at.begin = backward_begin(at.packed, GRID_BATCH, ROW_STEP);
     }
+    if (SEQUSED)
+        at.seqlen_q = used_of(a.in.seqused_q, GRID_BATCH, at.seqlen_q);
     at.begin += GRID_HEAD * a.rows;
     return at;
 }
 
-/* Gradients of rows and keys of no sequence, around the block's: the first block of each head and sequence. */
+/* Gradients of rows and keys of no sequence, around the block's and behind what of it counts: the first block of each
+ * head and sequence. */
 __device__ __forceinline__ void clear_rest(const struct gpu_backward_params &a) {
     const struct gpu_forward_params &in = a.in;
     const int b = GRID_BATCH, h = GRID_HEAD, h_kv = h / in.group;
-    const auto clear = [&](const struct gpu_matrix &m, struct row_range rows, int head, int columns) {
+    const auto clear = [&](struct gpu_matrix m, struct row_range rows, int head, int columns) {
+        if (!VARLEN)
+            m.data += m.data ? b * m.batch * ELEMENT_BYTES : 0;
         if (m.data)
             clear_rest_rows(m, rows, head, columns, threadIdx.x, THREADS);
     };
@@ -68,8 +73,17 @@ __device__ __forceinline__ void clear_rest(const struct gpu_backward_params &a) 
             clear(a.dv, k, h_kv, in.head_dim_v);
         }
     };
-    if (in.batch == 0)
+    if (VARLEN && in.batch == 0)
         return clear_all({0, in.total_q}, {0, in.total_k});
+    if (SEQUSED && b < in.batch) {
+        const struct sequence used = find_sequence(in, b);
+        const int rows = VARLEN ? find_packed_q(in, b).length : in.seqlen_q;
+        const int keys = VARLEN ? find_packed_k(in, b).length : in.seqlen_k;
+        clear_all({used.q_begin + used.seqlen_q, used.q_begin + rows},
+                  {used.k_begin + used.seqlen_k, used.k_begin + keys});
+    }
+    if (!VARLEN)
+        return;
     if (b == 0)
         clear_all(rest_before_all(in.cu_seqlens_q, in.total_q), rest_before_all(in.cu_seqlens_k, in.total_k));
     clear_all(rest_after(in.cu_seqlens_q, b, in.batch, in.total_q, in.seqlen_q),
@@ -256,7 +270,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
-    if (VARLEN && GRID_X == 0)
+    if ((VARLEN || SEQUSED) && GRID_X == 0)
         clear_rest(a);
     if (a.in.batch == 0)
         return;
@@ -370,8 +384,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row >= a.key_rows || !to.data || count <= 0)
         return;
     const int64_t batch = VARLEN ? 0 : row / a.in.seqlen_k, key = VARLEN ? row : row % a.in.seqlen_k;
-    if (VARLEN && is_rest(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k))
+    if (VARLEN && is_rest(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k, a.in.seqused_k))
         return; /* no part has written it */
+    if (!VARLEN && SEQUSED && key >= used_of(a.in.seqused_k, (int)batch, a.in.seqlen_k))
+        return;
     const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
     const int64_t step = a.key_rows * columns;
     const float *from = (of_k ? a.dk_parts : a.dv_parts) + GRID_HEAD * a.group_parts * step + row * columns + chunk * 8;

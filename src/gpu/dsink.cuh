@@ -19,6 +19,8 @@ template <int threads> __device__ __forceinline__ float sum_shares(const struct 
             rows = q.length;
             begin = backward_begin(q.begin, batch, ROW_STEP);
         }
+        if (SEQUSED)
+            rows = used_of(a.in.seqused_q, batch, rows);
         const float4 *shares = (const float4 *)(a.sink_shares + begin + head * a.rows);
 #pragma unroll 4
         for (int n = threadIdx.x; n < (rows + 3) / 4; n += threads) {

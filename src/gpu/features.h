@@ -33,7 +33,7 @@ static inline int gpu_masks_blocks(const fdm_problem *p) { return gpu_mask_rows(
  * intervals, or left of a window. What it holds must not count. */
 static inline int gpu_hides_pairs(const fdm_problem *p) {
     return gpu_masks_blocks(p) || gpu_bias_rows(p) ||
-           (p->window_left >= 0 && (p->varlen || p->seqlen_k - p->seqlen_q > p->window_left));
+           (p->window_left >= 0 && (p->varlen || p->has_seqused_q || p->seqlen_k - p->seqlen_q > p->window_left));
 }
 
 /* The same of kernels that load keys which something hides by itself. */

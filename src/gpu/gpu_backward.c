@@ -40,8 +40,8 @@ int gpu_backward_leaves_sums(const fdm_problem *p, int32_t group_parts) { return
 const char *gpu_backward_refusal(const fdm_problem *p, int leaves_sums) {
     if ((p->dkv_float32 && !leaves_sums) || (p->add_dkv && !p->dkv_float32))
         return "dk and dv have q's dtype, and are not added to";
-    if (p->dkv_float32 && p->varlen)
-        return "dk and dv of packed sequences have q's dtype";
+    if (p->dkv_float32 && (p->varlen || p->has_seqused_q || p->has_seqused_k))
+        return "dk and dv of packed sequences, or beside seqused_q and seqused_k, have q's dtype";
     const double heads = (double)p->batch * (double)p->heads, blocks_max = INT32_MAX;
     const double keys = p->varlen ? (double)p->total_k : (double)p->batch * (double)p->seqlen_k;
     const int64_t *shape = p->bias_shape;
@@ -189,7 +189,8 @@ void gpu_backward_fill(const struct gpu_launches *launches, const struct gpu_bac
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = gpu_dbias_kind(p) == GPU_DBIAS_KEYS ? needs->dbias_shares : 0,
         .zero_dbias = gpu_dbias_kind(p) == GPU_DBIAS_DIRECT &&
-                      (gpu_bounded(p) || p->has_mask || p->has_intervals || p->has_row_intervals || p->varlen),
+                      (gpu_bounded(p) || p->has_mask || p->has_intervals || p->has_row_intervals || p->varlen ||
+                       gpu_used_constant(p)),
         .group_parts = needs->group_parts > 1 ? needs->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),
         .lse_factor = needs->lse_factor,
@@ -256,7 +257,7 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
                                                      [DBIAS] = "backward_dbias",
                                                      [DSINK] = "backward_dsink"};
     gpu_set_problem_constants(
-        request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_BIAS));
+        request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_BIAS));
     GPU_ADD_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
                       .ROW_STEP = needs->row_step, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
                       .HEAD_SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p),

@@ -13,7 +13,7 @@ PLAN_PARAMETER_STRUCT(MMA_BACKWARD_PARAMETERS);
 
 /* Whether keys may be sorted: key intervals alone say what sees them, the same for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
-    return p->has_intervals && !p->varlen && !gpu_masks_blocks(p) && !gpu_bias_rows(p) &&
+    return p->has_intervals && !p->varlen && !gpu_used_constant(p) && !gpu_masks_blocks(p) && !gpu_bias_rows(p) &&
            p->interval_heads <= p->heads_kv;
 }
 
@@ -78,9 +78,11 @@ static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
 /* Half the warps, two blocks a multiprocessor. */
 static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_of(plan, p) < 32 * MMA_BACKWARD_WARPS; }
 
-/* Whether TMA may bring the stages of a ring: not those of packed sequences, where what follows the last row
- * is another's, nor where no tensor map can say how the rows lie. */
-static int may_use_tma(int32_t ring, const fdm_problem *p) { return ring && p->aligned && p->q_mappable && !p->varlen; }
+/* Whether TMA may bring the stages of a ring: not those of packed sequences or beside seqused, where what follows
+ * the last row does not count, nor where no tensor map can say how the rows lie. */
+static int may_use_tma(int32_t ring, const fdm_problem *p) {
+    return ring && p->aligned && p->q_mappable && !p->varlen && !gpu_used_constant(p);
+}
 
 /* What the shared memory that a tile leaves is spent on: the first of these that fits. */
 static const struct {
@@ -226,7 +228,7 @@ static int has_code(const char *code) {
  * dim 64. */
 static int wide_scores(const fdm_problem *p) {
     const int crowded = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) > 64
-                            ? p->varlen
+                            ? p->varlen || gpu_used_constant(p)
                             : gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0;
     return p->scores_aligned && !gpu_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
@@ -327,7 +329,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

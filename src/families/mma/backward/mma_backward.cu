@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     const struct tiles tiles = lay_out(shared_address(shared));
     const struct place at = find_block(params, (int *)shared);
     if (at.first_key >= at.seqlen_k) {
-        if (TURNS_DBIAS && VARLEN)
+        if (TURNS_DBIAS && UNEVEN)
             hand_on_all(a, at);
         return;
     }

@@ -42,7 +42,7 @@ struct turns {
 };
 /* Rows of the sequence that take part: those of the walk; where lengths differ and batches share a bias, all. */
 __device__ __forceinline__ struct turns first_turns(const struct walk &w) {
-    return {TURNS_DBIAS && VARLEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
+    return {TURNS_DBIAS && UNEVEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
 }
 /* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits
  * its turn here. */
@@ -54,7 +54,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
 #pragma unroll 1
     for (; turns.row < end; turns.row += SUB_ROWS) {
         const int row = turns.row;
-        const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
+        const bool walked = !(TURNS_DBIAS && UNEVEN) || (row < w.last && row + SUB_ROWS > w.first);
         if (TURNS_DQ && walked) {
             int *semaphore = semaphore_of(a, at, h, row);
             const int mine = my_turn(a, at, row);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
 }
 __device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct gpu_backward_params &a,
                                              const struct place &at, const struct walk &w, int h) {
-    hand_on(turns, a, at, w, h, TURNS_DBIAS && VARLEN ? a.in.seqlen_q : w.last);
+    hand_on(turns, a, at, w, h, TURNS_DBIAS && UNEVEN ? a.in.seqlen_q : w.last);
 }
 
 #endif

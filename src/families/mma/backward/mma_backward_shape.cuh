@@ -22,10 +22,11 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
-#define SCARCE (WIDEST > 192 && (VARLEN || BIAS || MASK || ROW_INTERVALS || DETERMINISTIC))
+#define UNEVEN        (VARLEN || SEQUSED) /* sequences of a batch may have unlike lengths */
+#define SCARCE (WIDEST > 192 && (UNEVEN || BIAS || MASK || ROW_INTERVALS || DETERMINISTIC))
 #define CROWDED                                                                                   \
-    (SOFTCAP || (ROW_INTERVALS && (MASK || BIAS || INTERVALS || VARLEN)) || (VARLEN && PAIRED) || \
-     (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN)))
+    (SOFTCAP || (ROW_INTERVALS && (MASK || BIAS || INTERVALS || UNEVEN)) || (UNEVEN && PAIRED) || \
+     (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_INTERVALS || UNEVEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
 #define TURNS_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
 #define PART_ROWS                                                                 \
@@ -46,7 +47,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS (BIAS && !BIAS_ROWS)
-#define BARE     (SCORES_BARE && !MASK && !INTERVALS && !ROW_INTERVALS && !VARLEN && !DETERMINISTIC)
+#define BARE     (SCORES_BARE && !MASK && !INTERVALS && !ROW_INTERVALS && !UNEVEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)
@@ -76,7 +77,7 @@ static_assert(!TMA || (mma_backward_panel(HEAD_DIM) == 8 * panel_chunks<HEAD_DIM
                        mma_backward_panel(HEAD_DIM_V) == 8 * panel_chunks<HEAD_DIM_V / 8>),
               "TMA's panels are the tiles'");
 static_assert(!RING || SUB_ROWS == MMA_BACKWARD_STAGE_ROWS, "the host's maps and bytes are of such stages");
-static_assert(!GATHER || (INTERVALS && !VARLEN && !BLOCK_MASKED && !(BIAS && BIAS_ROWS)), "of keys alone");
+static_assert(!GATHER || (INTERVALS && !UNEVEN && !BLOCK_MASKED && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */

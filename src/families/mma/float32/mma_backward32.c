@@ -170,7 +170,7 @@ const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD32_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS,
+    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,
