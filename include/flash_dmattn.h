@@ -214,7 +214,7 @@ typedef struct fdm_cache {
  *     block_mask                     [B|1, H|Hkv|1, Sq/b, Sk/b]      bool, true = the b rows and b keys of a block see
  *                                                                    each other, as far as the other masks say. Axes
  *                                                                    are rounded up; their extents say whether b is 64
- *                                                                    or 128. CPU only
+ *                                                                    or 128
  *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
  *
  * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
@@ -791,7 +791,8 @@ FDM_API fdm_status fdm_mask_blocks(const fdm_tensor *mask, int64_t block_q, int6
  *     indices    [B, h, Q, n]    int32; behind a row's count they may be anything
  *     blocks     [B, h, Q, K]    bool, written
  *
- * A count above n, or an index outside of 0 .. K - 1, is an error. On the CPU only. */
+ * On the CPU a count above n, or an index outside of 0 .. K - 1, is an error. On CUDA devices one kernel reads the
+ * lists: there such a count is n, a negative one 0, and such an index names no block. */
 FDM_API fdm_status fdm_blocks_from_lists(const fdm_tensor *counts, const fdm_tensor *indices, fdm_tensor *blocks,
                                          void *stream);
 /* The dense mask of flash-dmattn 1.2: each row keeps the `window` keys of largest bias, of equals the smaller index;

@@ -24,8 +24,8 @@ def blocks_from_lists(counts: Any, indices: Any, num_blocks: int) -> Any:
         bool [B, h, Q, K], for `block_mask=`, of counts' library.
 
     Raises:
-        TypeError, ValueError: a shape or a dtype is wrong, a count is above n, or an index is not below K.
-        NotImplementedError: the arrays are not on the CPU.
+        TypeError, ValueError: a shape or a dtype is wrong; on the CPU also a count above n or an index that is not
+            below K. On CUDA devices such a count is n, and such an index names no block.
 
     Examples:
         >>> import numpy

@@ -1,5 +1,5 @@
-/* block_mask.c: the block mask of a dense mask and of row intervals on the host: its bytes of workspace and its
- * launches. */
+/* block_mask.c: the bytes of tiles of a dense mask, of row intervals and of the caller's blocks on the host: their
+ * workspace and their launches. */
 #include "gpu/gpu_family.h"
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
@@ -73,18 +73,19 @@ void block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n, vo
                                           .params_bytes = sizeof arguments});
 }
 
-/* ---- with row intervals ---- */
+/* ---- with row intervals and the caller's blocks ---- */
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Batches and heads of row intervals and of the mask beside them. Sequences of different lengths have tiles of their
+/* Batches and heads of row intervals, of blocks, and of the mask beside them. Sequences of different lengths have tiles of their
  * own. */
 static int64_t row_batches(const fdm_problem *p) {
     const int own = p->varlen || p->has_seqused_q || p->has_seqused_k || p->has_cache;
-    return own ? p->batch : larger(p->row_interval_batch, gpu_mask_rows(p) ? p->mask_shape[0] : 1);
+    return own ? p->batch
+               : larger(larger(p->row_interval_batch, p->block_mask_batch), gpu_mask_rows(p) ? p->mask_shape[0] : 1);
 }
 static int64_t row_heads(const fdm_problem *p) {
-    return larger(p->row_interval_heads, gpu_mask_rows(p) ? p->mask_shape[1] : 1);
+    return larger(larger(p->row_interval_heads, p->block_mask_heads), gpu_mask_rows(p) ? p->mask_shape[1] : 1);
 }
 static int64_t dense_bytes(const fdm_problem *p, int32_t block_m, int32_t block_n) {
     return gpu_mask_rows(p) ? block_mask_bytes(p, block_m, block_n) : 0;
@@ -93,11 +94,13 @@ static int64_t dense_bytes(const fdm_problem *p, int32_t block_m, int32_t block_
 int64_t gpu_block_mask_bytes(const fdm_problem *p, int32_t block_m, int32_t block_n) {
     const int64_t row_bytes = gpu_round_up(tiles_of(p->seqlen_k, block_n), BLOCK_MASK_ALIGNMENT);
     const int64_t rows = row_batches(p) * row_heads(p) * tiles_of(p->seqlen_q, block_m) * row_bytes;
-    return dense_bytes(p, block_m, block_n) + (p->has_row_intervals ? gpu_round_up(rows, 64) : 0);
+    return dense_bytes(p, block_m, block_n) + (gpu_row_runs(p) ? gpu_round_up(rows, 64) : 0);
 }
 
 static void row_block_mask_request(const fdm_problem *p, struct cuda_kernel_request *request) {
-    gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_CACHE));
+    const uint32_t told =
+        GPU_ALIKE_ROW_INTERVALS | GPU_ALIKE_BLOCKS | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_CACHE;
+    gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~told);
     request->file = "gpu/row_block_mask.cu";
     request->entry = "row_block_mask";
     request->shared_bytes = 0;
@@ -105,8 +108,8 @@ static void row_block_mask_request(const fdm_problem *p, struct cuda_kernel_requ
 }
 
 /* Behind that of the mask, which is made before. */
-static void add_row_intervals(struct gpu_launches *l, int32_t block_m, int32_t block_n, uint8_t *block_mask,
-                              struct gpu_forward_params *a) {
+static void add_row_runs(struct gpu_launches *l, int32_t block_m, int32_t block_n, uint8_t *block_mask,
+                         struct gpu_forward_params *a) {
     const fdm_problem *p = l->problem;
     const int64_t batches = row_batches(p), heads = row_heads(p), blocks = tiles_of(p->seqlen_q, block_m);
     const int64_t tiles = tiles_of(p->seqlen_k, block_n);
@@ -131,6 +134,6 @@ void gpu_block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n
                         struct gpu_forward_params *a) {
     if (gpu_mask_rows(l->problem))
         block_mask_add(l, block_m, block_n, workspace, a);
-    if (l->problem->has_row_intervals)
-        add_row_intervals(l, block_m, block_n, (uint8_t *)workspace + dense_bytes(l->problem, block_m, block_n), a);
+    if (gpu_row_runs(l->problem))
+        add_row_runs(l, block_m, block_n, (uint8_t *)workspace + dense_bytes(l->problem, block_m, block_n), a);
 }

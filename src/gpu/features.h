@@ -26,11 +26,15 @@ static inline int gpu_empty_rows(const fdm_problem *p) {
            (p->window_right >= 0 && p->seqlen_q - p->seqlen_k > p->window_right);
 }
 
-/* Tiles of pairs are looked at before the kernel, by block_mask.h: a mask with rows or row intervals hide some. */
-static inline int gpu_masks_blocks(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_row_intervals; }
+/* What gives each row runs of keys: row intervals and block masks. */
+static inline int gpu_row_runs(const fdm_problem *p) { return p->has_row_intervals || p->block_mask_size; }
+
+/* Tiles of pairs are looked at before the kernel, by block_mask.h: a mask with rows, row intervals or a block mask hide
+ * some. */
+static inline int gpu_masks_blocks(const fdm_problem *p) { return gpu_mask_rows(p) || gpu_row_runs(p); }
 
 /* Some key may be hidden from every row and yet be multiplied with its tile: by a mask or bias with rows, by row
- * intervals, or left of a window. What it holds must not count. */
+ * intervals or a block mask, or left of a window. What it holds must not count. */
 static inline int gpu_hides_pairs(const fdm_problem *p) {
     return gpu_masks_blocks(p) || gpu_bias_rows(p) ||
            (p->window_left >= 0 && (p->varlen || p->has_seqused_q || p->seqlen_k - p->seqlen_q > p->window_left));
@@ -84,6 +88,9 @@ enum gpu_feature {
     GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK |
                                                           GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };
+
+/* What row_ranges.cuh and row_block_mask.cu do for a kernel. */
+enum { GPU_ROW_RUN_FEATURES = GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK };
 
 /* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */
 enum { GPU_SCORE_FEATURES = GPU_FEATURE_SOFTCAP | GPU_FEATURE_SINK };

@@ -7,6 +7,17 @@ struct gpu_matrix gpu_matrix_of(const struct matrix_view *view) {
 static struct gpu_scores scores_of(const struct score_view *view) {
     return (struct gpu_scores){view->data, view->batch, view->head, view->row, view->key, (int32_t)view->group, 0};
 }
+static struct gpu_blocks blocks_of(const struct score_view *view, const fdm_problem *p) {
+    const int32_t size = p->block_mask_size;
+    return (struct gpu_blocks){.data = view->data,
+                               .batch = view->batch,
+                               .head = view->head,
+                               .row = view->row,
+                               .key = view->key,
+                               .group = (int32_t)view->group,
+                               .shift = size == 128 ? 7 : 6,
+                               .key_blocks = (int32_t)gpu_ceil_div(p->seqlen_k, size ? size : 64)};
+}
 static struct gpu_rows rows_of(const struct row_view *view) {
     return (struct gpu_rows){(float *)(void *)view->data, view->batch, view->head, view->row};
 }
@@ -92,6 +103,7 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
                       i->end_item, (int32_t)i->group, 0},
         .row_intervals = {r->start, r->end, r->start_batch, r->start_head, r->start_range, r->start_item, r->end_batch,
                           r->end_head, r->end_range, r->end_item, (int32_t)r->group, p->row_ranges},
+        .blocks = blocks_of(&attention->block_mask, p),
         .cu_seqlens_q = attention->cu_seqlens_q,
         .cu_seqlens_k = attention->cu_seqlens_k,
         .batch = (int32_t)p->batch,

@@ -43,6 +43,12 @@ struct gpu_row_intervals {
     int64_t end_batch, end_head, end_range, end_row;
     int32_t group, ranges; /* ranges: of a row */
 };
+/* A block mask: bytes of [B, h, blocks of rows, blocks of keys], 0: hidden. A block has 1 << shift rows and keys. */
+struct gpu_blocks {
+    const char *data;
+    int64_t batch, head, row, key;
+    int32_t group, shift, key_blocks, reserved;
+};
 struct gpu_rows {
     float *data;
     int64_t batch, head, row;
@@ -89,11 +95,12 @@ struct gpu_rotary {
 };
 
 struct gpu_forward_params {
-    struct gpu_matrix q, k, v, out;             /* [B, S, heads, D|Dv] */
-    struct gpu_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
-    struct gpu_scores mask, bias;               /* [B, h, Sq, Sk] */
-    struct gpu_intervals intervals;             /* [B, h, Sk] */
-    struct gpu_row_intervals row_intervals;     /* [B, h, n, Sq] */
+    struct gpu_matrix q, k, v, out;         /* [B, S, heads, D|Dv] */
+    struct gpu_rows lse;                    /* [B, H, Sq]; data NULL = not wanted */
+    struct gpu_scores mask, bias;           /* [B, h, Sq, Sk] */
+    struct gpu_intervals intervals;         /* [B, h, Sk] */
+    struct gpu_row_intervals row_intervals; /* [B, h, n, Sq] */
+    struct gpu_blocks blocks;
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [B + 1]; NULL when dense */
     float *partial_out, *partial_rows; /* splits: [num_splits, B, H, Sq, Dv]; [num_splits, B, H, Sq, 2]: maximum of the
                                           scores, sum of P; varlen: B 1, Sq total_q */

@@ -189,7 +189,7 @@ void gpu_backward_fill(const struct gpu_launches *launches, const struct gpu_bac
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = gpu_dbias_kind(p) == GPU_DBIAS_KEYS ? needs->dbias_shares : 0,
         .zero_dbias = gpu_dbias_kind(p) == GPU_DBIAS_DIRECT &&
-                      (gpu_bounded(p) || p->has_mask || p->has_intervals || p->has_row_intervals || p->varlen ||
+                      (gpu_bounded(p) || p->has_mask || p->has_intervals || gpu_row_runs(p) || p->varlen ||
                        gpu_used_constant(p)),
         .group_parts = needs->group_parts > 1 ? needs->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),

@@ -50,8 +50,8 @@ __device__ __forceinline__ bool redo_sees(const struct gpu_forward_params &a, co
         seen = seen && row >= i.start[s.batch * i.start_batch + h * i.start_head + key * i.start_key] &&
                row < i.end[s.batch * i.end_batch + h * i.end_head + key * i.end_key];
     }
-    if (ROW_INTERVALS)
-        seen = seen && ranges_hold(a.row_intervals, ranges_of_row(a.row_intervals, s.batch, s.q_begin, head, row), j);
+    if (ROW_RUNS)
+        seen = seen && ranges_hold(a, ranges_of_row(a, s.batch, s.q_begin, head, row), j);
     const auto of_pair = [&](const struct gpu_scores &m) {
         return s.batch * m.batch + head / m.group * m.head + row * m.row + j * m.key;
     };

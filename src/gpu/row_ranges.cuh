@@ -1,44 +1,71 @@
-/* row_ranges.cuh: row intervals: the ranges of keys that a query row sees. */
+/* row_ranges.cuh: row intervals and block masks: the runs of keys that a query row sees. */
 #ifndef FDM_ROW_RANGES_CUH
 #define FDM_ROW_RANGES_CUH
 
 #include "gpu/forward_params.h"
 
-/* Where start and end of a row's first range lie. */
+#define ROW_RUNS (ROW_INTERVALS || BLOCKS) /* rows have runs of keys, which both leave */
+
+/* Where start and end of a row's first range lie, and the first byte of its blocks. */
 struct row_ranges {
     const int32_t *start, *end;
+    const char *blocks;
 };
 /* Of row `row` of a sequence that begins at row q_begin, for a query head. */
-__device__ __forceinline__ struct row_ranges ranges_of_row(const struct gpu_row_intervals &r, int batch,
+__device__ __forceinline__ struct row_ranges ranges_of_row(const struct gpu_forward_params &a, int batch,
                                                            int64_t q_begin, int head, int row) {
-    const int64_t h = head / r.group, i = q_begin + row;
-    return {r.start + batch * r.start_batch + h * r.start_head + i * r.start_row,
-            r.end + batch * r.end_batch + h * r.end_head + i * r.end_row};
+    struct row_ranges ranges = {};
+    if (ROW_INTERVALS) {
+        const struct gpu_row_intervals &r = a.row_intervals;
+        const int64_t h = head / r.group, i = q_begin + row;
+        ranges.start = r.start + batch * r.start_batch + h * r.start_head + i * r.start_row;
+        ranges.end = r.end + batch * r.end_batch + h * r.end_head + i * r.end_row;
+    }
+    if (BLOCKS) {
+        const struct gpu_blocks &b = a.blocks;
+        ranges.blocks = b.data + batch * b.batch + head / b.group * b.head + (row >> b.shift) * b.row;
+    }
+    return ranges;
 }
 
-/* Whether a range of the row holds a key. */
-__device__ __forceinline__ bool ranges_hold(const struct gpu_row_intervals &r, const struct row_ranges &row, int key) {
-    bool held = false;
+/* Where the block after that of a row or key begins. */
+__device__ __forceinline__ int next_block(const struct gpu_blocks &b, int n) { return ((n >> b.shift) + 1) << b.shift; }
+
+/* Whether the block of a key is visible; of a key past the last one, that of the last. */
+__device__ __forceinline__ bool block_holds(const struct gpu_blocks &b, const struct row_ranges &row, int key) {
+    return row.blocks[min((uint32_t)key >> b.shift, (uint32_t)b.key_blocks - 1) * b.key];
+}
+
+/* Whether a range of the row holds a key, and its block is visible. */
+__device__ __forceinline__ bool ranges_hold(const struct gpu_forward_params &a, const struct row_ranges &row, int key) {
+    const struct gpu_row_intervals &r = a.row_intervals;
+    bool held = !ROW_INTERVALS;
 #pragma unroll 1
-    for (int n = 0; n < r.ranges; n++)
+    for (int n = 0; ROW_INTERVALS && n < r.ranges; n++)
         held = held || (row.start[n * r.start_range] <= key && key < row.end[n * r.end_range]);
-    return held;
+    return held && (!BLOCKS || block_holds(a.blocks, row, key));
 }
 
 /* The same of `count` keys, key_of(0) and so on: a bit each. */
 template <int count, class numbering>
-__device__ __forceinline__ uint32_t keys_held(const struct gpu_row_intervals &r, const struct row_ranges &row,
+__device__ __forceinline__ uint32_t keys_held(const struct gpu_forward_params &a, const struct row_ranges &row,
                                               const numbering &key_of) {
     static_assert(count <= 32, "a bit each");
-    uint32_t held = 0;
+    const struct gpu_row_intervals &r = a.row_intervals;
+    uint32_t held = ROW_INTERVALS ? 0 : 0xffffffff >> (32 - count);
 #pragma unroll 1
-    for (int n = 0; n < r.ranges; n++) {
+    for (int n = 0; ROW_INTERVALS && n < r.ranges; n++) {
         const int start = row.start[n * r.start_range], end = row.end[n * r.end_range];
 #pragma unroll
         for (int i = 0; i < count; i++) {
             const int key = key_of(i);
             held |= (uint32_t)(start <= key && key < end) << i;
         }
+    }
+    if (BLOCKS) {
+#pragma unroll
+        for (int i = 0; i < count; i++)
+            held &= ~((uint32_t)!block_holds(a.blocks, row, key_of(i)) << i);
     }
     return held;
 }

@@ -19,6 +19,7 @@ static struct extents extents_of(const fdm_problem *p) {
                         gpu_ceil_div(p->seqlen_k, 32 * TILE_PLAN_TILE)};
     widen(&e, p->has_intervals, p->interval_batch, p->interval_heads);
     widen(&e, p->has_row_intervals, p->row_interval_batch, p->row_interval_heads);
+    widen(&e, p->block_mask_size, p->block_mask_batch, p->block_mask_heads);
     widen(&e, masks_keys(p), p->mask_shape[0], p->mask_shape[1]);
     return e;
 }
@@ -26,7 +27,7 @@ static int64_t all_row_tiles(const struct extents *e) { return e->batches * e->h
 
 int tile_plan_possible(const fdm_problem *p) {
     const struct extents e = extents_of(p);
-    return (p->has_intervals || p->has_row_intervals || masks_keys(p)) &&
+    return (p->has_intervals || gpu_row_runs(p) || masks_keys(p)) &&
            gpu_ceil_div(e.row_tiles, 32) * e.key_words * e.batches * e.heads < INT32_MAX;
 }
 
@@ -43,7 +44,7 @@ int64_t tile_plan_bytes(const fdm_problem *p) {
 
 static void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     const uint32_t told = GPU_ALIKE_WINDOW | GPU_ALIKE_MASK | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_INTERVALS |
-                          GPU_ALIKE_ROW_INTERVALS | GPU_ALIKE_VARLEN;
+                          GPU_ALIKE_ROW_INTERVALS | GPU_ALIKE_BLOCKS | GPU_ALIKE_VARLEN;
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~told);
     request->file = "gpu/tile_plan.cu";
     request->entry = "tile_plan";

@@ -1,14 +1,14 @@
-/* tile_plan.cu: the tile plan of key intervals, of masks that all rows share, and of row intervals, cut by windows and
- * ends.
+/* tile_plan.cu: the tile plan of key intervals, of masks that all rows share, of row intervals and of the caller's
+ * blocks, cut by windows and ends.
  *
  * Idea: the rows that see a key are a range, so the tiles of rows that it touches and those that it covers are runs of
  * bits. A warp has a tile of keys, two keys a lane, and makes a word of 32 tiles of rows at a time: the number of keys
  * that each of them sees follows from a transpose of 32 x 32 bits. Blocks of 32 tiles of keys turn their words, so that
  * a row of the plan is a tile of rows. The keys that a row sees by row intervals are ranges: there a warp has a tile of
- * rows, two rows a lane, and its words need no turn. Beside each other both hide tiles: then a tile is called seen if
- * each leaves something of it, and full if each leaves all. Where an order is wanted, the block that writes the last
- * word of a head puts the head's blocks of rows in order: with those that see most tiles first, no long one is begun
- * last. Bound by neither memory nor arithmetic at the sizes that occur: a few microseconds, mostly its launch.
+ * rows, two rows a lane, and its words need no turn. Of the caller's blocks a lane reads the one that its tile is in.
+ * Beside each other all hide tiles: then a tile is called seen if each leaves something of it, and full if each leaves
+ * all. Where an order is wanted, the block that writes the last word of a head puts the head's blocks of rows in order:
+ * with those that see most tiles first, no long one is begun last. Bound by neither memory nor arithmetic at the sizes that occur: a few microseconds, mostly its launch.
  *
  * Grid: in one dimension, groups of 32 tiles of keys, then words, then heads and batches. The counts are 0 when it
  * begins. */
@@ -136,7 +136,7 @@ __device__ __forceinline__ struct tile_words look_at_rows(const struct tile_plan
         const int row = row_tile * TILE + n * 32 + (int)threadIdx.x % 32;
         if (row >= s.seqlen_q)
             continue;
-        const struct row_ranges ranges = ranges_of_row(r, s.batch, s.q_begin, of_head % a.heads * a.plan.group, row);
+        const struct row_ranges ranges = ranges_of_row(a.in, s.batch, s.q_begin, of_head % a.heads * a.plan.group, row);
         const struct tile_bits own = tiles_of_ranges(
             join_ranges(r, ranges, first_key(a.in, s, row), last_key(a.in, s, row) + 1), word, TILE, s.seqlen_k);
         tiles.seen |= own.seen;
@@ -144,6 +144,17 @@ __device__ __forceinline__ struct tile_words look_at_rows(const struct tile_plan
     }
     const uint32_t seen = __reduce_or_sync(0xffffffff, tiles.seen);
     return {seen, __reduce_and_sync(0xffffffff, tiles.full) & seen, seen};
+}
+
+/* By blocks, the same: a lane's tile lies in one. */
+__device__ __forceinline__ uint32_t look_at_blocks(const struct tile_plan_params &a, const struct sequence &s,
+                                                   int of_head, int row_tile, int word) {
+    const int row = row_tile * TILE, key = (word * 32 + (int)threadIdx.x % 32) * TILE;
+    bool seen = row < s.seqlen_q && key < s.seqlen_k;
+    if (seen)
+        seen = block_holds(a.in.blocks, ranges_of_row(a.in, s.batch, s.q_begin, of_head % a.heads * a.plan.group, row),
+                           key);
+    return __ballot_sync(0xffffffff, seen);
 }
 
 /* Words of the tiles of rows, a warp each, from those of the tiles of keys; for all threads. */
@@ -190,6 +201,10 @@ extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
         if (ROW_INTERVALS) {
             const struct tile_words by_rows = look_at_rows(a, s, of_head, row_tile, key_word);
             words = {words.seen & by_rows.seen, words.full & by_rows.full, words.dense & by_rows.dense};
+        }
+        if (BLOCKS) {
+            const uint32_t seen = look_at_blocks(a, s, of_head, row_tile, key_word);
+            words = {words.seen & seen, words.full & seen, words.dense & seen};
         }
         if (lane == 0 && row_tile < a.plan.row_tiles) {
             const int64_t at = ((int64_t)of_head * a.plan.row_tiles + row_tile) * a.plan.key_words + key_word;

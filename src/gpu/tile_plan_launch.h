@@ -8,7 +8,7 @@
 /* Numbers at the plan's start that are 0 when the kernels that read the plan begin, for counts of items. */
 enum { TILE_PLAN_ITEM_COUNTS = 2 };
 
-/* Whether there is something that a plan is made of: key intervals, a mask that all rows share, or row intervals. Masks
+/* Whether there is something that a plan is made of: key intervals, a mask that all rows share, row intervals, or a block mask. Masks
  * and biases with rows beside these hide more than it says. */
 int tile_plan_possible(const fdm_problem *problem);
 int64_t tile_plan_bytes(const fdm_problem *problem);

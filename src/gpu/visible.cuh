@@ -9,8 +9,8 @@
 #include "gpu/scores.cuh"
 
 #define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something is of the key alone */
-#define MASK_TILE    (MASK && MASK_ROWS)          /* a mask with rows, of which tiles are loaded */
-#define BLOCK_MASKED (MASK_TILE || ROW_INTERVALS) /* tiles of pairs have a byte in the block mask */
+#define MASK_TILE    (MASK && MASK_ROWS)     /* a mask with rows, of which tiles are loaded */
+#define BLOCK_MASKED (MASK_TILE || ROW_RUNS) /* tiles of pairs have a byte in the block mask */
 
 /* First and last key that a row sees, by window and ends. */
 __device__ __forceinline__ int first_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {

@@ -119,6 +119,7 @@ struct named_case {
     int causal, varlen, dlse, deterministic, dbias, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     int intervals, shares; /* intervals: 1 of any kind, 2 documents; shares: of a bias, as in struct trial */
     int rows;              /* row intervals: 1 of any heads, 2 of heads that share keys alike */
+    int blocks;            /* the same of a block mask */
     int many, rest, apart; /* as in struct trial */
     int refused;           /* for its strides: no kernel of the name takes it */
     double softcap;
@@ -142,7 +143,7 @@ int trial_hides_many(const struct trial *trial);
 /* draw_intervals.c. documents: the key intervals are those of documents. */
 void draw_intervals(struct trial *trial, int documents);
 void draw_row_intervals(struct trial *trial, int of_keys); /* of_keys: heads that share keys share them */
-void draw_block_mask(struct trial *trial);
+void draw_block_mask(struct trial *trial, int of_keys);
 /* The problem of a seed. */
 void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);
 /* The number-th of the named cases. */

@@ -484,6 +484,8 @@ static void add_masks(const char *arch) {
     }
     intervals_to_mask_request(&request);
     add_job(arch, &request);
+    blocks_from_lists_request(&request);
+    add_job(arch, &request);
     for (int32_t i = 0; i < 6; i++) {
         create_mask_request(dtypes[i / 2], create_mask_threads(i % 2 ? INT32_MAX : 1), &request);
         add_job(arch, &request);

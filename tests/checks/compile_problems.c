@@ -5,7 +5,7 @@
 
 const struct feature features[NUM_FEATURES] = {
     {"dtype", 2},   {"head_dim", 13},      {"head_dim_v", 3}, {"length", 5}, {"window", 2},
-    {"mask", 3},    {"bias", 5},           {"intervals", 4},  {"varlen", 2}, {"softcap", 2},
+    {"mask", 3},    {"bias", 5},           {"intervals", 7},  {"varlen", 2}, {"softcap", 2},
     {"aligned", 2}, {"scores_aligned", 2}, {"sink", 2},       {"keys", 4}};
 static const int64_t head_dims[13] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024, 320};
 /* Two of one query row: many keys and few; the last of 32 query rows and many keys. */
@@ -48,8 +48,9 @@ fdm_problem problem_of(const int32_t *choice) {
     p.bias_dtype = choice[BIAS] > 2 ? FDM_FLOAT32 : p.dtype;
     p.bias_shape[2] = choice[BIAS] == 2 || choice[BIAS] == 4 ? p.seqlen_q : 1;
     p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-    p.has_intervals = choice[INTERVALS] % 2; /* 2: of rows; 3: both */
-    p.has_row_intervals = choice[INTERVALS] / 2;
+    p.has_intervals = choice[INTERVALS] & 1;
+    p.has_row_intervals = choice[INTERVALS] / 2 % 2;
+    p.block_mask_size = choice[INTERVALS] & 4 ? 64 : 0;
     p.varlen = choice[VARLEN];
     p.total_q = p.varlen ? 2 * p.seqlen_q : 0;
     p.total_k = p.varlen ? 2 * p.seqlen_k : 0;
@@ -108,7 +109,10 @@ static const struct backward_set sets[] = {
     {.window = 1, .intervals = 2, .softcap = 1},
     {.intervals = 2, .deterministic = 1},
     {.window = 1, .intervals = 3},
-    {.window = 1, .mask = 1, .bias = 1, .intervals = 2}};
+    {.window = 1, .mask = 1, .bias = 1, .intervals = 2},
+    {.window = 1, .intervals = 4},
+    {.intervals = 4, .varlen = 1, .deterministic = 1},
+    {.window = 1, .mask = 2, .bias = 2, .intervals = 6, .varlen = 1, .softcap = 1, .unaligned = 1}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 
 int32_t backward_head_dims(void) { return features[HEAD_DIM].num_values; }
@@ -140,7 +144,7 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
     return p;
 }
 
-enum { DECODE_FEATURES = 8 };
+enum { DECODE_FEATURES = 9 };
 int32_t decode_problems(const char *kernel) {
     int32_t narrow = 0; /* head dims up to 256 */
     while (head_dims[narrow] <= 256)
@@ -157,7 +161,8 @@ fdm_problem decode_problem(int32_t number) {
     p.batch = p.heads = 32;
     p.heads_kv = 8;
     p.seqlen_q = 1 + (feature > 3);
-    p.has_row_intervals = feature > 5;
+    p.has_row_intervals = feature == 6 || feature == 7;
+    p.block_mask_size = feature == 8 ? 128 : 0;
     p.has_mask = feature < 7;
     p.mask_shape[0] = p.has_mask ? p.batch : 1;
     p.mask_shape[2] = p.has_mask ? p.seqlen_q : 1;

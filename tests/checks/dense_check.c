@@ -1,6 +1,6 @@
 /* dense_check.c: builders of dense masks on a CUDA device, or on the emulated one, against the CPU, byte for byte:
- * intervals to masks, what masks show of blocks, and the W largest biases of a row, with ties, NaN, hidden keys,
- * strides and broadcast axes. Nothing is written beside the masks. */
+ * intervals to masks, what masks show of blocks, lists of blocks, and the W largest biases of a row, with ties, NaN,
+ * hidden keys, strides and broadcast axes. Nothing is written beside the masks. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,6 +96,27 @@ static int mask_blocks(void) {
     return same(MASK);
 }
 
+/* ---- out of lists ---- */
+
+/* START has the counts, END the indices. */
+static int lists(void) {
+    const int64_t shape[4] = {1 + below(2), 1 + below(2), few(20), 1 + below(below(2) ? 20 : 90)};
+    const int64_t room[4] = {shape[0], shape[1], shape[2], few(below(2) ? 12 : 100)};
+    if (!make(START, FDM_INT32, 3, room) || !make(END, FDM_INT32, 4, room) || !make(MASK, FDM_BOOL, 4, shape))
+        return 1;
+    for (size_t n = 0; n < BYTES / sizeof(int32_t); n++) {
+        ((int32_t *)(void *)here[START])[n] = (int32_t)below(room[3] + 1);
+        ((int32_t *)(void *)here[END])[n] = (int32_t)below(shape[3]);
+    }
+    send();
+    for (int n = 0; n < 2; n++) {
+        place(n ? host : cuda);
+        if (fdm_blocks_from_lists(&tensors[START], &tensors[END], &tensors[MASK], NULL))
+            fail("lists of blocks");
+    }
+    return same(MASK);
+}
+
 /* ---- out of biases ---- */
 
 static void fill_bias(fdm_dtype dtype) {
@@ -148,9 +169,10 @@ static int create(void) {
 }
 
 static const char *check(const struct options *o, char *about, size_t bytes) {
-    static const char *const names[] = {"intervals to mask", "mask to blocks", "creating a mask", "creating a mask"};
-    static int (*const kinds[])(void) = {to_mask, mask_blocks, create, create};
-    const int64_t kind = below(4);
+    static const char *const names[] = {"intervals to mask", "mask to blocks", "lists of blocks", "creating a mask",
+                                        "creating a mask"};
+    static int (*const kinds[])(void) = {to_mask, mask_blocks, lists, create, create};
+    const int64_t kind = below(5);
     snprintf(about, bytes, "%s", names[kind]);
     return kinds[kind]() ? NULL : "other bytes than the CPU's";
 }

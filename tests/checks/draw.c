@@ -483,7 +483,7 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
     if (!t->plain && (t->of_ways ? way % 16 == 7 || way % 32 == 12 : way_below(t, 10) == 0))
         draw_row_intervals(t, 0);
     if (!t->plain && !t->of_ways && way_below(t, 10) == 1)
-        draw_block_mask(t);
+        draw_block_mask(t, 0);
     t->options.deterministic =
         (way % 4 == 3 && way % 32 != 19) || way % 32 == 17; /* of those seen key by key, or scored, every other one */
     draw_outputs(t);
@@ -533,6 +533,8 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
         draw_intervals(t, c->intervals == 2);
     if (c->rows)
         draw_row_intervals(t, c->rows == 2);
+    if (c->blocks)
+        draw_block_mask(t, c->blocks == 2);
     draw_results(t);
     if (c->dlse)
         draw_rows(t, DLSE, 1);

@@ -123,9 +123,10 @@ void draw_row_intervals(struct trial *t, int of_keys) {
 
 /* Blocks at random, those of the diagonal's neighbourhood, or all but a few; whole rows and columns of blocks hidden at
  * times. */
-void draw_block_mask(struct trial *t) {
+void draw_block_mask(struct trial *t, int of_keys) {
     const int64_t size = PICK(t, 64, 128), shown = PICK(t, 1, 3, 9), kind = random_below(t, 3);
-    const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads),
+    const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1,
+                              PICK(t, 1, t->heads_kv, of_keys ? t->heads_kv : t->heads),
                               (t->seqlen_q + size - 1) / size, (t->seqlen_k + size - 1) / size};
     guarded_make(&t->g[BLOCKS], t, FDM_BOOL, 4, shape, 3);
     const int64_t hidden = random_below(t, 2 * shape[3] + 1), barred = random_below(t, 3 * shape[2] + 1);

@@ -528,8 +528,9 @@ static void add_apart(const struct any_kernel *kernel) {
         }
 }
 
-/* Row intervals beside everything, of a length with tiles that are hidden and tiles that are full. */
-static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
+/* Row intervals, a block mask or both (bits 0 and 1 of `runs`) beside everything, of a length with tiles that are hidden
+ * and tiles that are full. */
+static void add_rows(const char *kernel, fdm_pass pass, int32_t float32, int runs) {
     static const int64_t dims[] = {64, 128}, wide_dims[] = {256, 160};
     enum { OF_NONE, CAUSAL, WINDOW, PACKED, SOFTCAP, OF_MASK, KEY_MASK, INTERVALS, OF_BIAS, KEY_BIAS, PAIRS, KINDS };
     const int decode = strstr(kernel, "decode") != NULL, hopper = strstr(kernel, "hopper") != NULL;
@@ -539,9 +540,12 @@ static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
         const int alike = owns && kind >= OF_MASK; /* what heads of keys share */
         if (wide ? kind >= OF_BIAS || kind == OF_MASK : hopper && !owns && kind >= KEY_BIAS)
             continue; /* mma's */
+        if (runs > 1 && d != (size_t)kind % 2)
+            continue;
         begin(kernel, pass, wide ? wide_dims[d] : dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
         shape(kind == PACKED ? 3 : 1 + kind % 2, 4, alike ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);
-        next.rows = owns ? 2 : 1;
+        next.rows = (runs & 1) * (owns ? 2 : 1);
+        next.blocks = runs / 2 * (owns ? 2 : 1);
         next.causal = kind == CAUSAL || kind == PACKED;
         next.mask = kind == OF_MASK || kind == PAIRS ? 1 : kind == KEY_MASK ? 2 : 0;
         next.bias = kind == OF_BIAS ? 1 : kind == KEY_BIAS || kind == PAIRS ? 2 : 0;
@@ -551,7 +555,7 @@ static void add_rows(const char *kernel, fdm_pass pass, int32_t float32) {
         next.dbias = pass == FDM_BACKWARD && next.bias;
         next.deterministic = pass == FDM_BACKWARD && kind % 2;
         window(kind == WINDOW ? 100 : -1, kind == WINDOW ? 30 : -1);
-        add("row intervals");
+        add(runs == 1 ? "row intervals" : runs == 2 ? "block masks" : "row intervals and block masks");
     }
 }
 
@@ -588,8 +592,10 @@ static void list_cases(void) {
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);
         add_many(&any_kernels[n]);
-        if (strstr("mma.forward32 mma.decode hopper.forward mma.backward32 hopper.backward_2pass", any_kernels[n].name))
-            add_rows(any_kernels[n].name, any_kernels[n].pass, any_kernels[n].dtype == FDM_FLOAT32);
+        for (int runs = 1; runs <= 3; runs++)
+            if (strstr("mma.forward32 mma.decode hopper.forward mma.backward32 hopper.backward_2pass",
+                       any_kernels[n].name))
+                add_rows(any_kernels[n].name, any_kernels[n].pass, any_kernels[n].dtype == FDM_FLOAT32, runs);
     }
 }
 

@@ -168,7 +168,6 @@ static fdm_status read_list(const fdm_tensor *counts, const fdm_tensor *indices,
 
 fdm_status fdm_blocks_from_lists(const fdm_tensor *counts, const fdm_tensor *indices, fdm_tensor *blocks,
                                  void *stream) {
-    (void)stream;
     if (!blocks || !indices)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", blocks ? "indices" : "blocks");
     fdm_status status = tensor_check(blocks, "blocks", 4, TENSOR_OUTPUT, 0);
@@ -180,8 +179,8 @@ fdm_status fdm_blocks_from_lists(const fdm_tensor *counts, const fdm_tensor *ind
         (status = tensor_check_as(indices, "indices", 4, TENSOR_INPUT, FDM_INT32, lists, blocks, "blocks")) ||
         (status = check_apart(blocks, "blocks", counts, "counts", indices, "indices")))
         return status;
-    if (blocks->device.type != FDM_CPU)
-        return error_set(FDM_ERROR_UNSUPPORTED, "blocks is on another device than the CPU; lists are read there only");
+    if (blocks->device.type == FDM_CUDA)
+        return blocks_from_lists_on_device(counts, indices, blocks, stream);
     for (int write = 0; write <= 1; write++)
         for (int64_t n = 0; n < s[0] * s[1] * s[2]; n++) {
             int64_t at[4] = {n / s[2] / s[1], n / s[2] % s[1], n % s[2], 0};

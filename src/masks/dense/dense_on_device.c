@@ -1,5 +1,5 @@
-/* dense_on_device.c: the parameters and launches of intervals_to_mask.cu, create_mask.cu, and block_mask.cu for a mask
- * of its own. */
+/* dense_on_device.c: the parameters and launches of intervals_to_mask.cu, create_mask.cu, blocks_from_lists.cu, and
+ * block_mask.cu for a mask of its own. */
 #include "masks/dense/dense_on_device.h"
 
 #include "base/error.h"
@@ -12,6 +12,11 @@
 void intervals_to_mask_request(struct cuda_kernel_request *request) {
     *request = (struct cuda_kernel_request){
         .file = "masks/dense/intervals_to_mask.cu", .entry = "intervals_to_mask", .threads = TO_MASK_THREADS};
+}
+
+void blocks_from_lists_request(struct cuda_kernel_request *request) {
+    *request = (struct cuda_kernel_request){
+        .file = "masks/dense/blocks_from_lists.cu", .entry = "blocks_from_lists", .threads = LISTS_THREADS};
 }
 
 int32_t create_mask_threads(int64_t num_keys) { return num_keys <= 2048 ? 128 : 1024; }
@@ -80,6 +85,28 @@ fdm_status blocks_on_device(const fdm_tensor *mask, int64_t block_q, int64_t blo
         return status;
     return block_mask_of(kernel, &scores, mask->shape[0], mask->shape[1], mask->shape[2], mask->shape[3], (int32_t)rows,
                          (int32_t)keys, (uint8_t *)tensor_data(blocks), blocks->shape[3], stream);
+}
+
+fdm_status blocks_from_lists_on_device(const fdm_tensor *counts, const fdm_tensor *indices, const fdm_tensor *blocks,
+                                       void *stream) {
+    struct cuda_kernel_request request;
+    if (is_empty(blocks))
+        return FDM_OK;
+    struct list_params params = {.blocks = dense_of(blocks),
+                                 .counts = pair_of(counts),
+                                 .indices = (const int32_t *)(const void *)tensor_data(indices),
+                                 .index_batch = tensor_stride(indices, 0),
+                                 .index_head = tensor_stride(indices, 1),
+                                 .index_row = tensor_stride(indices, 2),
+                                 .index_entry = tensor_stride(indices, 3),
+                                 .num_lists = blocks->shape[0] * blocks->shape[1] * blocks->shape[2],
+                                 .num_heads = (int32_t)blocks->shape[1],
+                                 .num_rows = (int32_t)blocks->shape[2],
+                                 .num_keys = (int32_t)blocks->shape[3],
+                                 .room = (int32_t)min_of(indices->shape[3], INT32_MAX)};
+    params.num_groups = gpu_ceil_div(params.num_lists, LISTS_THREADS / 32);
+    blocks_from_lists_request(&request);
+    return cuda_run(blocks->device.index, &request, gpu_grid(params.num_groups), &params, sizeof params, stream);
 }
 
 /* As ordered() of topk_order.cuh; of a value of the dtype. */

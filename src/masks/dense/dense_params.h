@@ -1,4 +1,4 @@
-/* dense_params.h: the contract of intervals_to_mask.cu and create_mask.cu; for C and CUDA C. */
+/* dense_params.h: the contract of intervals_to_mask.cu, create_mask.cu and blocks_from_lists.cu; for C and CUDA C. */
 #ifndef FDM_DENSE_PARAMS_H
 #define FDM_DENSE_PARAMS_H
 
@@ -36,6 +36,18 @@ struct create_mask_params {
     int32_t window;     /* W; 0: biases above 0 */
     int32_t block_size; /* of keys kept or dropped together; 1: none */
     int32_t seqlen_q, num_keys, num_heads, first_shown, index_bits;
+};
+
+/* blocks_from_lists.cu: a warp for each list. */
+#define LISTS_THREADS 128
+
+struct list_params {
+    struct dense_mask blocks;  /* [B, h, Q, K] */
+    struct topk_tensor counts; /* [B, h, Q] */
+    const int32_t *indices;    /* [B, h, Q, room]; strides in elements */
+    int64_t index_batch, index_head, index_row, index_entry;
+    int64_t num_lists, num_groups; /* groups: of a block's lists */
+    int32_t num_heads, num_rows, num_keys, room;
 };
 
 #endif

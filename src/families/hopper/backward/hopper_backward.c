@@ -54,7 +54,7 @@ PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_PARAMETERS);
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_score_inputs inputs = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
-                                               p->has_row_intervals};
+                                               gpu_row_runs(p)};
     return hopper_backward_shared_bytes(t->shape.warpgroups, t->shape.stages, t->shape.dout_stages, t->shape.ds_stages,
                                         hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
                                         inputs);
@@ -73,7 +73,7 @@ static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs
 static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (t->takes.kind == SPACIOUS) == (p->has_intervals || p->has_row_intervals || p->has_mask || p->has_bias) &&
+    return (t->takes.kind == SPACIOUS) == (p->has_intervals || gpu_row_runs(p) || p->has_mask || p->has_bias) &&
            (t->shape.ds_stages > 1 || !must_take_f32_p(p)) &&
            hopper_backward_padded(p->head_dim) <= t->takes.head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->takes.head_dim_max;
@@ -170,7 +170,7 @@ static int64_t dq_order_bytes(const fdm_problem *p) {
 }
 
 static int empty_rows(const fdm_problem *p) {
-    return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
+    return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals || gpu_row_runs(p);
 }
 /* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
  * ordered by an acquire, for which who makes dQ has no time. */
@@ -188,7 +188,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     needs.order_block_n = launches_runs(p) ? block_n_of(plan, p, 1) : 0;
     needs.block_m = BLOCK_M;
     needs.block_n = BLOCK_N_LISTED;
-    needs.plans_rows = p->has_row_intervals;
+    needs.plans_rows = gpu_row_runs(p);
     needs.dbias_shares = 1;
     needs.dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)key_blocks_of(p) : 0;
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
@@ -201,7 +201,7 @@ static int64_t plan_offset(const fdm_problem *p, const struct gpu_backward_needs
 }
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return plan_offset(p, &needs) + (p->has_row_intervals ? tile_plan_bytes(p) : 0);
+    return plan_offset(p, &needs) + (gpu_row_runs(p) ? tile_plan_bytes(p) : 0);
 }
 
 /* ---- choice ---- */
@@ -211,7 +211,7 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
     const int mask_rows = gpu_mask_rows(p), bias_rows = gpu_bias_rows(p);
     if ((p->has_intervals && p->interval_heads > p->heads_kv) ||
         (p->has_row_intervals && p->row_interval_heads > p->heads_kv) ||
-        (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
+        (p->block_mask_size && p->block_mask_heads > p->heads_kv) || (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
         (p->has_bias && !bias_rows && p->bias_shape[1] > p->heads_kv))
         return "query heads that share keys have intervals, masks or biases of keys of their own";
     if ((mask_rows || bias_rows) &&
@@ -224,8 +224,8 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
         return "there is no softcap beside a bias";
     if (gpu_dbias_in_turns(p) && p->bias_shape[1] < p->heads && p->heads > p->heads_kv)
         return "in a fixed order, query heads that share keys do not share the gradient of a bias";
-    if (p->has_row_intervals && !tile_plan_possible(p))
-        return "row intervals are of too many rows, keys and heads";
+    if (gpu_row_runs(p) && !tile_plan_possible(p))
+        return "row intervals or blocks are of too many rows, keys and heads";
     if ((gpu_lists_keys(p) || gpu_masks_blocks(p)) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
         snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
                  BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
@@ -244,8 +244,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     const int32_t block_n = 64 * find_tile(device, p, 0)->shape.warpgroups;
     const int64_t blocks = gpu_ceil_div(p->seqlen_k, block_n) * p->heads_kv * p->batch;
-    return p->varlen && (gpu_lists_keys(p) || p->has_row_intervals) && p->heads > p->heads_kv &&
-                   2 * blocks < device->num_sms
+    return p->varlen && (gpu_lists_keys(p) || gpu_row_runs(p)) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
                ? "blocks of keys are few, and of packed sequences it does not divide the query heads that share them"
                : NULL;
 }
@@ -389,7 +388,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
         .dq_order_words = (int32_t)dq_order_words(p)};
     gpu_backward_fill(l, &needs, &params.in);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
-    if (p->has_row_intervals)
+    if (gpu_row_runs(p))
         tile_plan_add(l, &params.in.in, (struct tile_plan_order){0}, l->workspace + plan_offset(p, &needs),
                       &params.plan);
     fdm_status status = FDM_OK;
@@ -403,7 +402,7 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
-                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_ROW_INTERVALS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_ROW_RUN_FEATURES |
                 GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE |
                 GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,

@@ -43,11 +43,11 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_N (64 * WARPGROUPS)
 #define THREADS (128 * (WARPGROUPS + 1 + DQ_ADDER))
 /* Groups of eight rows whose lse and delta are prefetched under products: the most that did not spill. */
-#define EARLY_GROUPS                                                                      \
-    (MASK || BIAS || INTERVALS || ROW_INTERVALS || VARLEN || SOFTCAP || DS_FROM_F32_P ? 0 \
-     : WARPGROUPS == 3                                                                ? 4 \
-     : WINDOW                                                                         ? 2 \
-                                                                                      : 0)
+#define EARLY_GROUPS                                                                 \
+    (MASK || BIAS || INTERVALS || ROW_RUNS || VARLEN || SOFTCAP || DS_FROM_F32_P ? 0 \
+     : WARPGROUPS == 3                                                           ? 4 \
+     : WINDOW                                                                    ? 2 \
+                                                                                 : 0)
 #include "families/hopper/backward/hopper_key_list.cuh"
 #include "families/hopper/backward/hopper_p_residual.cuh"
 #include "families/hopper/backward/hopper_scrub.cuh"
@@ -86,8 +86,8 @@ constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_TILE_BYTES, MASK_TILE_BYTES = MAS
 constexpr int ROWS_OFFSET = MASK_OFFSET + MASK_TILE_BYTES, LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
 constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
 constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
-constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_INTERVALS * WARPGROUPS);
-constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE, ROW_INTERVALS};
+constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_RUNS * WARPGROUPS);
+constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE, ROW_RUNS};
 enum {
     K_FULL = CONTROL,
     V_FULL = K_FULL + 8,
@@ -577,7 +577,7 @@ __device__ __forceinline__ bool finds_empty(const struct hopper_backward_params 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     hopper_backward(const __grid_constant__ struct hopper_backward_params a) {
-#if KEYED || BIAS_TILE || ROW_INTERVALS
+#if KEYED || BIAS_TILE || ROW_RUNS
     extern __shared__ __align__(1024) char shared[];
 #else
     extern __shared__ char shared[];

@@ -56,7 +56,7 @@ struct hopper_backward_params {
     struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
     uint64_t *dq_order;                        /* ORDERED, where tiles of rows are listed: hopper_dq_order.h */
     int32_t row_tiles, dq_order_words;         /* of a head; of a tile */
-    struct tile_plan plan; /* ROW_INTERVALS; of hopper_backward_2pass_dq.cu also of the keys, in their order */
+    struct tile_plan plan; /* ROW_RUNS; of hopper_backward_2pass_dq.cu also of the keys, in their order */
 };
 
 /* Registers of a thread of the dQ warpgroup, of a consumer and of the dQ adder, which together fill the register file.

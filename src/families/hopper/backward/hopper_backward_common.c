@@ -33,7 +33,7 @@ struct seen {
 static struct seen seen_rows(const fdm_problem *p, double rows) {
     const double left = p->window_left < 0 ? rows : fmin((double)p->window_left, rows);
     const double right = p->causal ? 0 : p->window_right < 0 ? rows : fmin((double)p->window_right, rows);
-    if (p->has_intervals || p->has_row_intervals) /* a guess: the host does not see them */
+    if (p->has_intervals || gpu_row_runs(p)) /* a guess: the host does not see them */
         return (struct seen){rows, rows / 4};
     if (!gpu_bounded(p))
         return (struct seen){rows, rows};
@@ -49,7 +49,7 @@ static int64_t bytes_of_part(const fdm_problem *p, int64_t parts) {
  * on an H100, 3 % of the time for each time that the rows of a part are doubled (docs/lab/hopper_backward.md). */
 static double misses_of(const fdm_problem *p, int64_t parts) {
     const double l2 = (double)((int64_t)HOPPER_BACKWARD_L2_MB << 20), bytes = (double)bytes_of_part(p, parts);
-    return (gpu_bounded(p) || p->has_intervals || p->has_row_intervals) && bytes > l2 ? 1 + 0.03 * log2(bytes / l2) : 1;
+    return (gpu_bounded(p) || p->has_intervals || gpu_row_runs(p)) && bytes > l2 ? 1 + 0.03 * log2(bytes / l2) : 1;
 }
 
 /* An estimate. Blocks alike in length run in waves; of those unlike, the longest first, the last end about half of a

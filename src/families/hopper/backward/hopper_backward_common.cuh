@@ -24,7 +24,7 @@
 #define EITHER    (KEYS == HOPPER_KEYS_EITHER)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 /* Tiles of rows are listed, and tiles that see no key have no step. */
-#define LISTED (KEYED || MASK_TILE || ROW_INTERVALS)
+#define LISTED (KEYED || MASK_TILE || ROW_RUNS)
 #ifndef ROW_STEP
 #    define ROW_STEP BLOCK_M /* the workspace's arrays round the rows of a sequence up to it */
 #endif
@@ -174,7 +174,7 @@ struct score_sources {
     bool masked;      /* the mask may hide something */
     int mask_key;     /* offset of the warpgroup's first key in the tile of mask */
     uint32_t covered; /* of the warp: note_covered() */
-    bool ranged;      /* row intervals may hide something, */
+    bool ranged;      /* row intervals or blocks may hide something, */
     int head;         /* those of a query head */
 };
 
@@ -226,22 +226,26 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
     }
 }
 
-/* Sets scores whose key lies in no range of their row to -inf, for 64 keys from `first_key` on and BLOCK_M rows from
+/* Sets scores whose key lies in no run of their row to -inf, for 64 keys from `first_key` on and BLOCK_M rows from
  * row `row` on. A lane reads the ranges of some rows, as the first key and, from bit 8 on, the number of keys; the
- * other lanes get them by shuffles. */
-__device__ __forceinline__ void hide_others(float (&s)[BLOCK_M / 2], const struct gpu_row_intervals &r,
+ * other lanes get them by shuffles. The keys lie in one block of the block mask. */
+__device__ __forceinline__ void hide_others(float (&s)[BLOCK_M / 2], const struct gpu_forward_params &a,
                                             const struct sequence &at, int head, int first_key, int row) {
+    const struct gpu_row_intervals &r = a.row_intervals;
     const int lane = (int)tid_x_reread() % 32, key = (int)tid_x_reread() / 32 % 4 * 16 + lane / 4;
+    const int count = ROW_INTERVALS ? r.ranges : 1;
     uint32_t held[BLOCK_M / 64] = {};
 #pragma unroll 1
-    for (int n = 0; n < r.ranges; n++) {
+    for (int n = 0; n < count; n++) {
         uint32_t ranges[BLOCK_M / 32];
 #pragma unroll
         for (int i = 0; i < BLOCK_M / 32; i++) {
             const struct row_ranges of_row =
-                ranges_of_row(r, at.batch, at.q_begin, head, min(row + lane + 32 * i, at.seqlen_q - 1));
-            const int start = max(of_row.start[n * r.start_range], first_key) - first_key;
-            const int end = min(max(of_row.end[n * r.end_range], first_key) - first_key, 64);
+                ranges_of_row(a, at.batch, at.q_begin, head, min(row + lane + 32 * i, at.seqlen_q - 1));
+            const int start = ROW_INTERVALS ? max(of_row.start[n * r.start_range], first_key) - first_key : 0;
+            int end = ROW_INTERVALS ? min(max(of_row.end[n * r.end_range], first_key) - first_key, 64) : 64;
+            if (BLOCKS && !block_holds(a.blocks, of_row, first_key))
+                end = 0;
             ranges[i] = start < end ? (uint32_t)(start | (end - start) << 8) : 0;
         }
 #pragma unroll
@@ -358,8 +362,8 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float
         hide_rows(s, lane, first, last);
     if (MASK_TILE && from.masked)
         hide_masked(s, from.mask, from.mask_key);
-    if (ROW_INTERVALS && from.ranged)
-        hide_others(s, a.in.in.row_intervals, find_sequence(a.in.in, batch), from.head, first_key, row);
+    if (ROW_RUNS && from.ranged)
+        hide_others(s, a.in.in, find_sequence(a.in.in, batch), from.head, first_key, row);
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)
         s[i] = ex2_approx(s[i]);

@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t walked_tiles(const struct hopper_backward_pa
 #if MASK_TILE
     bits = __ballot_sync(0xffffffff, kind_of_tile(a, k, word, bits) != GPU_BLOCK_HIDDEN);
 #endif
-    if (ROW_INTERVALS)
+    if (ROW_RUNS)
         bits = shown_by_ranges(a, k, word, bits);
     return bits;
 }

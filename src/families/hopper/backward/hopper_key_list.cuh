@@ -3,7 +3,7 @@
  *
  * `keys` is the address of arrays of BLOCK_N words: the first row that sees the key, the row past the last (both 0: no
  * row), its bias. `seen` is the address of a bit for each tile of BLOCK_M rows: it has a step. With MASK_TILE a second
- * array says that the mask hides a part of the tile; with ROW_INTERVALS one array for each 64 keys says that row
+ * array says that the mask hides a part of the tile; with ROW_RUNS one array for each 64 keys says that row
  * intervals or windows do. All query heads of a group have the same lists. */
 #ifndef FDM_HOPPER_KEY_LIST_CUH
 #define FDM_HOPPER_KEY_LIST_CUH
@@ -68,7 +68,7 @@ __device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params 
 }
 
 /* The tile plan's bits of the lane-th tile of the word-th 32, one for each 64 keys of the block; 0 outside `bits`. */
-static_assert(!ROW_INTERVALS || BLOCK_N == 64 || BLOCK_N == 128, "a block's bits lie in one word");
+static_assert(!ROW_RUNS || BLOCK_N == 64 || BLOCK_N == 128, "a block's bits lie in one word");
 __device__ __forceinline__ uint32_t planned_bits(const struct hopper_backward_params &a, const struct key_block &k,
                                                  const uint32_t *plan, int word, uint32_t bits) {
     const int lane = threadIdx.x % 32, tile = word * 32 + lane, key_tile = k.first_key / TILE_PLAN_TILE;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &
             if (lane == 0)
                 st_shared_4(seen + (SEEN_WORDS + word) * 4, parts);
         }
-        if (ROW_INTERVALS) {
+        if (ROW_RUNS) {
             bits = shown_by_ranges(a, k, word, bits);
             const uint32_t full = planned_bits(a, k, a.plan.full, word, bits);
 #pragma unroll
@@ -156,7 +156,7 @@ __device__ __forceinline__ bool hides_part(uint32_t seen, int tile) {
     return ld_shared_4(seen + (SEEN_WORDS + tile / 32) * 4) >> tile % 32 & 1;
 }
 __device__ __forceinline__ bool ranges_hide_part(uint32_t seen, int tile, int n) {
-    return ROW_INTERVALS && hides_part(seen + (MASK_TILE + n) * SEEN_WORDS * 4, tile);
+    return ROW_RUNS && hides_part(seen + (MASK_TILE + n) * SEEN_WORDS * 4, tile);
 }
 
 /* Copies the rows of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by `threads`

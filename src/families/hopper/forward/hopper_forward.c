@@ -151,10 +151,10 @@ static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)
  * or ranges of keys that a row sees. */
 static int scored(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_bias; }
 static int ranges_of_keys(const fdm_problem *p) { return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)); }
-static int ranged(const fdm_problem *p) { return ranges_of_keys(p) || (p->has_row_intervals && !scored(p)); }
+static int ranged(const fdm_problem *p) { return ranges_of_keys(p) || (gpu_row_runs(p) && !scored(p)); }
 
-/* Keys may lie scattered, and heads be left to hopper_gather.cu, which reads no row intervals. */
-static int gathers(const fdm_problem *p) { return ranges_of_keys(p) && !p->has_row_intervals; }
+/* Keys may lie scattered, and heads be left to hopper_gather.cu, which reads no row intervals and blocks. */
+static int gathers(const fdm_problem *p) { return ranges_of_keys(p) && !gpu_row_runs(p); }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     return hopper_forward_shared_bytes(t->shape.warpgroups, t->shape.block_n, t->shape.stages, t->shape.q_stages,
@@ -189,7 +189,7 @@ static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t 
 }
 
 /* Items may differ in what they see. */
-static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p) || p->has_row_intervals; }
+static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p) || gpu_row_runs(p); }
 
 /* Whether the rules prefer a tile that fits. */
 static int suits(const struct tile *t, const fdm_problem *p) {
@@ -226,7 +226,7 @@ static int32_t order_of_pairs(const struct tile *t, const fdm_device *device, co
 /* Where each item has a multiprocessor, none needs an order. Pairs by ranges are not equal, and blocks that leave all
  * items to another kernel are few in a dynamic order. */
 static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p, int32_t splits) {
-    if (ranged(p) || p->has_row_intervals)
+    if (ranged(p) || gpu_row_runs(p))
         return ITEMS_DYNAMIC;
     if (splits == 1 && waves_of(t, device, p) <= 1)
         return ITEMS_LONGEST;
@@ -453,8 +453,8 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     /* So do splits with exponentials on the FMA pipe, which no rule makes there. */
     if (x.EXP2_RESIDUE && x.NUM_SPLITS > 1)
         request->spill_bytes_max += 64;
-    /* And consumers that read row intervals, of tiles in part alone. */
-    if (p->has_row_intervals)
+    /* And consumers that read row intervals or blocks, of tiles in part alone. */
+    if (gpu_row_runs(p))
         request->spill_bytes_max += 64;
 }
 
@@ -565,7 +565,7 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES |
-                GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_UNALIGNED,
+                GPU_ROW_RUN_FEATURES | GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

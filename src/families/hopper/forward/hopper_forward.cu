@@ -35,7 +35,7 @@
 
 HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS || ROW_INTERVALS))
+#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS || ROW_RUNS))
 #define BLOCK_M   (64 * WARPGROUPS)
 #define THREADS   (128 * (WARPGROUPS + 1))
 #include "families/hopper/forward/hopper_rows.cuh"
@@ -46,11 +46,11 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/unused_rows.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
-#define RANGED (INTERVALS || (MASK && !MASK_ROWS) || (ROW_INTERVALS && !MASK_TILE && !BIAS))
+#define RANGED (INTERVALS || (MASK && !MASK_ROWS) || (ROW_RUNS && !MASK_TILE && !BIAS))
 #define WALKED (BLOCK_MASKED || RANGED) /* the producer says which tile a step has */
 #define PASSES (WINDOW && !WALKED)      /* a warpgroup passes by steps that only others see */
 static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
-static_assert(!ROW_INTERVALS || (!SPLITS && PACKED_HEADS == 1), "so do row intervals beside splits and packed heads");
+static_assert(!ROW_RUNS || (!SPLITS && PACKED_HEADS == 1), "so do runs of rows beside splits and packed heads");
 
 /* A row of a split done again: what store_part() leaves of it. */
 __device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -222,7 +222,7 @@ struct producer {
         return max(tile, first_tile - 1);
     }
 
-    /* The steps of an item of which a mask or row intervals hide tiles: those they show, each with its word. */
+    /* The steps of an item of which a mask or runs of rows hide tiles: those they show, each with its word. */
     __device__ __forceinline__ void load_shown(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group, batch = batch_of(f);
         const uint8_t *block_mask = block_mask_of(f);
@@ -369,14 +369,14 @@ struct consumer : q_consumer {
         hide_keys(s, first, last);
     }
 
-    /* The same by row intervals, of a tile that the block mask does not call full. */
+    /* The same by runs of rows, of a tile that the block mask does not call full. */
     __device__ __forceinline__ void hide_by_rows(int tile) {
         const struct item_facts f = facts();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = min(f.first_row + (int)local_row() + 8 * half, f.seqlen_q - 1);
-            const struct row_ranges ranges = ranges_of_row(a.in.row_intervals, f.batch, f.q_begin, f.head, row);
-            hide_others(s, half, a.in.row_intervals, ranges, tile * BLOCK_N);
+            const struct row_ranges ranges = ranges_of_row(a.in, f.batch, f.q_begin, f.head, row);
+            hide_others(s, half, a.in, ranges, tile * BLOCK_N);
         }
     }
 
@@ -416,7 +416,7 @@ struct consumer : q_consumer {
         } else if (!RANGED && partial) {
             hide(tile);
         }
-        if (ROW_INTERVALS && look)
+        if (ROW_RUNS && look)
             hide_by_rows(tile);
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }

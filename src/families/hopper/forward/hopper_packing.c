@@ -13,9 +13,7 @@ enum { ITEM_STEPS = 1, COMBINE_STEPS = 3, STEP_BYTES = 5 << 20 };
 enum { SPLITS_MAX = 64, TILES_OF_A_SPLIT_MIN = 2, FEW_BLOCKS = 4, FEW_WAVES = 4 };
 
 static int64_t divided(int64_t x, int64_t by) { return (x + by - 1) / by; }
-static int scored(const fdm_problem *p) {
-    return p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
-}
+static int scored(const fdm_problem *p) { return p->has_mask || p->has_bias || p->has_intervals || gpu_row_runs(p); }
 static int64_t group(const fdm_problem *p) { return p->heads / p->heads_kv; }
 
 int hopper_packing_possible(const fdm_problem *p, struct hopper_packing packing) {

@@ -101,19 +101,31 @@ __device__ __forceinline__ void hide_keys(float (&s)[BLOCK_N / 2], const int (&f
         }
 }
 
-/* Keys that no range of a half's row holds become -inf. key: that of column 0. */
-__device__ __forceinline__ void hide_others(float (&s)[BLOCK_N / 2], int half, const struct gpu_row_intervals &r,
-                                            const struct row_ranges &row, int key) {
-    uint32_t seen[2] = {0, 0}; /* of either neighbour */
-#pragma unroll 1
-    for (int n = 0; n < r.ranges; n++) {
-        const int first = max(row.start[n * r.start_range], key) - key, last = max(row.end[n * r.end_range], key) - key;
+/* Adds the keys first .. last - 1 to those of either neighbour. */
+__device__ __forceinline__ void add_run(uint32_t (&seen)[2], int first, int last) {
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int offset = threadIdx.x % 4 * 2 + c;
-            seen[c] |= groups_below(min(last, BLOCK_N), offset) & ~groups_below(min(first, BLOCK_N), offset);
-        }
+    for (int c = 0; c < 2; c++) {
+        const int offset = threadIdx.x % 4 * 2 + c;
+        seen[c] |= groups_below(min(last, BLOCK_N), offset) & ~groups_below(min(first, BLOCK_N), offset);
     }
+}
+
+/* Keys that no run of a half's row holds become -inf. key: that of column 0. */
+__device__ __forceinline__ void hide_others(float (&s)[BLOCK_N / 2], int half, const struct gpu_forward_params &a,
+                                            const struct row_ranges &row, int key) {
+    const struct gpu_row_intervals &r = a.row_intervals;
+    const struct gpu_blocks &b = a.blocks;
+    uint32_t seen[2] = {0, 0}, shown[2] = {0, 0}; /* by ranges, by blocks */
+#pragma unroll 1
+    for (int n = 0; ROW_INTERVALS && n < r.ranges; n++)
+        add_run(seen, max(row.start[n * r.start_range], key) - key, max(row.end[n * r.end_range], key) - key);
+#pragma unroll 1
+    for (int from = key; BLOCKS && from < key + BLOCK_N; from = next_block(b, from))
+        if (block_holds(b, row, from))
+            add_run(shown, from - key, next_block(b, from) - key);
+#pragma unroll
+    for (int c = 0; c < 2 && BLOCKS; c++)
+        seen[c] = ROW_INTERVALS ? seen[c] & shown[c] : shown[c];
 #pragma unroll
     for (int group = 0; group < GROUPS; group++)
 #pragma unroll

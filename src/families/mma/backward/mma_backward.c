@@ -329,7 +329,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED,
+    .features = GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

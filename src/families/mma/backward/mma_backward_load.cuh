@@ -169,7 +169,7 @@ __device__ __forceinline__ uint32_t scrub_keys(const struct tiles &tiles, int wa
 /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
  * NaN is not. All warps look at the same words. */
 __device__ __forceinline__ void clear_empty(const struct walk &walk, const struct stage &stage, int row) {
-    if (!(MASK || BIAS || INTERVALS || ROW_INTERVALS) && (!WINDOW || row >= walk.full_first))
+    if (!(MASK || BIAS || INTERVALS || ROW_RUNS) && (!WINDOW || row >= walk.full_first))
         return; /* rows without a key are before those that see one */
     const int lane = fresh_lane();
     bool empty = false;

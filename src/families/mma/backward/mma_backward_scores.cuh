@@ -141,16 +141,15 @@ __device__ __forceinline__ uint32_t mask_bits(const struct gpu_backward_params &
     return seen;
 }
 
-/* The same of row intervals. */
+/* The same of row intervals and block masks. */
 __device__ __forceinline__ uint32_t range_bits(const struct gpu_backward_params &a, const struct place &at, int h,
                                                int warp_key, int first_row) {
-    const struct gpu_row_intervals &r = a.in.row_intervals;
     const int lane = threadIdx.x % 32, key = at.first_key + warp_key + lane / 4;
     uint32_t held = 0;
 #pragma unroll
     for (int n = 0; n < 2 * ROW_TILES; n++) {
         const int row = min(first_row + n / 2 * 8 + lane % 4 * 2 + n % 2, at.seqlen_q - 1);
-        held |= keys_held<2 * KEY_TILES>(r, ranges_of_row(r, at.batch, at.q_begin, h, row),
+        held |= keys_held<2 * KEY_TILES>(a.in, ranges_of_row(a.in, at.batch, at.q_begin, h, row),
                                          [&](int j) { return key + j * 8; })
                 << n * 2 * KEY_TILES;
     }
@@ -293,7 +292,7 @@ __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct wo
                 bool visible = (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
                 if (MASK_COPIED)
                     visible = visible && (copied >> 2 * j & 1);
-                if (ROW_INTERVALS || (MASK_TILE && !MASK_COPIED))
+                if (ROW_RUNS || (MASK_TILE && !MASK_COPIED))
                     visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
                 w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
             }
@@ -308,7 +307,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
     uint32_t seen = 0xffffffffu;
     if (MASK_TILE && !MASK_COPIED && rows.partial)
         seen = mask_bits(a, on.at, on.h, part.warp_key, rows.row + part.row);
-    if (ROW_INTERVALS && rows.partial)
+    if (ROW_RUNS && rows.partial)
         seen &= range_bits(a, on.at, on.h, part.warp_key, rows.row + part.row);
     multiply_scores<HEAD_DIM, false>(w.p, on.tiles.self, on.tiles.k, part.warp_key, nullptr, rows.stage.q, part.row);
     if (COPIED && (RING || rows.copying))

@@ -23,10 +23,10 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
 #define UNEVEN        (VARLEN || SEQUSED) /* sequences of a batch may have unlike lengths */
-#define SCARCE (WIDEST > 192 && (UNEVEN || BIAS || MASK || ROW_INTERVALS || DETERMINISTIC))
-#define CROWDED                                                                                   \
-    (SOFTCAP || (ROW_INTERVALS && (MASK || BIAS || INTERVALS || UNEVEN)) || (UNEVEN && PAIRED) || \
-     (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_INTERVALS || UNEVEN)))
+#define SCARCE (WIDEST > 192 && (UNEVEN || BIAS || MASK || ROW_RUNS || DETERMINISTIC))
+#define CROWDED                                                                              \
+    (SOFTCAP || (ROW_RUNS && (MASK || BIAS || INTERVALS || UNEVEN)) || (UNEVEN && PAIRED) || \
+     (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_RUNS || UNEVEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
 #define TURNS_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
 #define PART_ROWS                                                                 \
@@ -47,7 +47,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS (BIAS && !BIAS_ROWS)
-#define BARE     (SCORES_BARE && !MASK && !INTERVALS && !ROW_INTERVALS && !UNEVEN && !DETERMINISTIC)
+#define BARE     (SCORES_BARE && !MASK && !INTERVALS && !ROW_RUNS && !UNEVEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)

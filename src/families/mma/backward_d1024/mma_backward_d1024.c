@@ -73,7 +73,7 @@ static int32_t stages_of(const struct tile *t, const fdm_device *device, const f
 /* Head dims that the tile's sums have room for, and features for which there are registers beside them. */
 static int takes(const struct tile *t, const fdm_problem *p) {
     const int32_t extras =
-        p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0) + p->varlen;
+        p->has_mask + p->has_bias + p->has_intervals + gpu_row_runs(p) + (p->softcap > 0) + p->varlen;
     return gpu_widest(p) <= t->takes.head_dim_max && extras <= t->takes.extras_max &&
            (t->shape.slice == 64 ||
             (gpu_round_up(p->head_dim, 64) % 128 == 0 && gpu_round_up(p->head_dim_v, 64) % 128 == 0));
@@ -199,7 +199,7 @@ const struct gpu_algorithm mma_backward_d1024_algorithm = {
     .info = {"mma.backward_d1024", "head dims to 1024: a launch for each of dQ, dK and dV, every feature",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD_D1024_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS,
+    .features = GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -304,9 +304,8 @@ struct owner {
             seen[c] = from[OWNS_KEYS ? j * m.row + inside * m.key : inside * m.row + j * m.key];
         }
     }
-    /* Which of the lane's pairs row intervals show: bit 4 part + 2 n + c, in the order of make_p(). */
+    /* Which of the lane's pairs row intervals and block masks show: bit 4 part + 2 n + c, in the order of make_p(). */
     __device__ __forceinline__ uint32_t pairs_held() const {
-        const struct gpu_row_intervals &r = a.in.row_intervals;
         const int own = at.first + lane_own(), other = step * OTHERS + lane_other();
         uint32_t held = 0;
 #pragma unroll 1
@@ -314,7 +313,7 @@ struct owner {
             const int row = OWNS_KEYS ? other + i / 2 * 8 + i % 2 : own + i * 8;
             const int last = (OWNS_KEYS ? at.other_length : at.own_length) - 1;
             const uint32_t of_row =
-                keys_held<4>(r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, min(row, last)),
+                keys_held<4>(a.in, ranges_of_row(a.in, at.s.batch, at.s.q_begin, at.head, min(row, last)),
                              [&](int n) { return OWNS_KEYS ? own + n * 8 : other + n / 2 * 8 + n % 2; });
             if (!OWNS_KEYS)
                 held |= of_row << 4 * i;
@@ -368,7 +367,7 @@ struct owner {
     }
     /* P from the products in place. slope: of the cap; without a gradient of the bias P takes it in. */
     __device__ __forceinline__ void make_p(warp_scores &p, warp_scores &slope, bool partial) const {
-        const uint32_t held = ROW_INTERVALS && partial ? pairs_held() : 0xffff;
+        const uint32_t held = ROW_RUNS && partial ? pairs_held() : 0xffff;
         int first_own = lane_own();
         first_own = opaque(first_own); /* addresses of masks and biases are found here, not kept through the loop */
 #pragma unroll
@@ -391,7 +390,7 @@ struct owner {
                 make_pair(two, slopes, partial, first_own + part * 8, step * OTHERS + other, rows, keys);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    if (ROW_INTERVALS && !(held >> (4 * part + 2 * n + c) & 1))
+                    if (ROW_RUNS && !(held >> (4 * part + 2 * n + c) & 1))
                         two[c] = 0;
                     const bool takes_in = SOFTCAP && OF_SCORES && !DBIAS && two[c] != 0.0f;
                     p[m][n][half + c] = takes_in ? two[c] * slopes[c] : two[c];

@@ -34,7 +34,7 @@ static int32_t padded_v(const fdm_problem *p) {
 
 /* Keys are listed before they are copied. */
 static int lists_keys(const fdm_problem *p) {
-    return p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals;
+    return p->has_mask || p->has_bias || p->has_intervals || gpu_row_runs(p);
 }
 
 /* Whether the query heads of a KV head share a tensor's heads. */
@@ -339,10 +339,10 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
     else if (lists_keys(p))
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
                  "; keys are listed first by %s, and what no row sees is not read%s",
-                 p->has_mask && (p->has_intervals || p->has_row_intervals) ? "mask and intervals"
-                 : p->has_mask                                             ? "the mask"
-                 : p->has_intervals || p->has_row_intervals                ? "intervals"
-                                                                           : "a bias of -inf",
+                 p->has_mask && (p->has_intervals || gpu_row_runs(p)) ? "mask and intervals"
+                 : p->has_mask                                        ? "the mask"
+                 : p->has_intervals || gpu_row_runs(p)                ? "intervals"
+                                                                      : "a bias of -inf",
                  parameters_of(plan).ORDERED ? "; sequences that seem to see most begin first" : "");
 }
 
@@ -548,7 +548,7 @@ const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
     .features =
-        (GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS) &
+        (GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS) &
         ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,

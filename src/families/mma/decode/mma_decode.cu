@@ -53,6 +53,7 @@
 MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS (32 * WARPS)
+#include "gpu/row_ranges.cuh"
 #include "gpu/scores.cuh"
 #include "gpu/unused_rows.cuh"
 
@@ -76,7 +77,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define RING_BYTES \
     mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, ROW_GROUPS, WARPS / SHARE, STAGES, MERGE)
 #define ONE_TILE (STAGES == 1)
-#define LISTED   ((MASK || BIAS || INTERVALS || ROW_INTERVALS) && !ONE_TILE)
+#define LISTED   ((MASK || BIAS || INTERVALS || ROW_RUNS) && !ONE_TILE)
 #define PAGED    (CACHE == GPU_CACHE_PAGES)
 /* Where rows lie is read from the table a tile ahead; else as they are copied, so that nothing spills. */
 #define LOOKS_AHEAD (PAGED && !(LISTED && HEAD_DIM_V > 128))
@@ -96,7 +97,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
 #define KEEP_ROWS                                                                 \
     (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32 && !(MASK && BIAS && INTERVALS) && \
-     !(ROW_INTERVALS && (MASK || BIAS || INTERVALS)))
+     !(ROW_RUNS && (MASK || BIAS || INTERVALS)))
 #define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
 #define BLOCKS_MIN (ONE_TILE ? 2 : MMA_DECODE_WARPS_MAX / WARPS) /* of a multiprocessor */
 
@@ -109,7 +110,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
 /* Of the keys that are there, or listed, rows may see some and not others. */
 #define KEYS_DIFFER \
-    (WINDOW || BIAS || ROW_INTERVALS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
+    (WINDOW || BIAS || ROW_RUNS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
@@ -210,7 +211,7 @@ __device__ __forceinline__ struct lane_rows find_rows(const struct gpu_forward_p
             rows.view[half].mask += rows.i[half] * a.mask.row;
         if (BIAS)
             rows.view[half].bias += rows.i[half] * a.bias.row * BIAS_BYTES;
-        if (ROW_INTERVALS)
+        if (ROW_RUNS)
             rows.view[half].ranges = ranges_of(a, rows.view[half], rows.i[half]);
     }
     return rows;
@@ -241,8 +242,8 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
             if (INTERVALS_PER_ROW == MMA_DECODE_EACH && seen)
                 seen = rows.i[half] >= rows.view[half].start[j * a.intervals.start_key] &&
                        rows.i[half] < rows.view[half].end[j * a.intervals.end_key];
-            if (ROW_INTERVALS && seen)
-                seen = ranges_hold(a.row_intervals, rows.view[half].ranges, j);
+            if (ROW_RUNS && seen)
+                seen = ranges_hold(a, rows.view[half].ranges, j);
             if (MASK_PER_ROW == MMA_DECODE_EACH && seen)
                 seen = rows.view[half].mask[j * a.mask.key];
             if (BIAS) {

@@ -106,8 +106,8 @@ __device__ __forceinline__ struct head_view view_head(const struct gpu_forward_p
         view.start = i.start + at.batch * i.start_batch + head / i.group * i.start_head + at.k_begin * i.start_key;
         view.end = i.end + at.batch * i.end_batch + head / i.group * i.end_head + at.k_begin * i.end_key;
     }
-    if (ROW_INTERVALS)
-        view.ranges = ranges_of_row(a.row_intervals, at.batch, at.q_begin, head, 0);
+    if (ROW_RUNS)
+        view.ranges = ranges_of_row(a, at.batch, at.q_begin, head, 0);
     return view;
 }
 
@@ -119,15 +119,16 @@ struct list {
     int listed;
 };
 
-/* The ranges of row i of the head. */
+/* The runs of row i of the head. */
 __device__ __forceinline__ struct row_ranges ranges_of(const struct gpu_forward_params &a, const struct head_view &view,
                                                        int i) {
-    return {view.ranges.start + i * a.row_intervals.start_row, view.ranges.end + i * a.row_intervals.end_row};
+    return {view.ranges.start + i * a.row_intervals.start_row, view.ranges.end + i * a.row_intervals.end_row,
+            view.ranges.blocks + (i >> a.blocks.shift) * a.blocks.row};
 }
 
-/* Whether mask, bias or ranges differ by row. Else rows are asked together: row i stands for all. */
+/* Whether mask, bias or runs differ by row. Else rows are asked together: row i stands for all. */
 __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) {
-    return ROW_INTERVALS || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
+    return ROW_RUNS || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
 }
 
 /* Whether row i of the head, or some row, sees key j: a key that none sees may hold anything, and is not listed. */
@@ -143,8 +144,8 @@ __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, co
         last = min(last, view.end[j * a.intervals.end_key]);
     }
     bool seen = first < last;
-    if (ROW_INTERVALS)
-        seen &= ranges_hold(a.row_intervals, ranges_of(a, view, i), j);
+    if (ROW_RUNS)
+        seen &= ranges_hold(a, ranges_of(a, view, i), j);
     if (MASK)
         seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
     if (BIAS)
@@ -154,7 +155,7 @@ __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, co
 
 /* Query heads of the group that may differ in what they see. */
 __device__ __forceinline__ int different_heads(const struct gpu_forward_params &a) {
-    const bool alike = (!ROW_INTERVALS || a.row_intervals.group >= a.group) &&
+    const bool alike = (!ROW_INTERVALS || a.row_intervals.group >= a.group) && (!BLOCKS || a.blocks.group >= a.group) &&
                        (!INTERVALS || a.intervals.group >= a.group) && (!MASK || a.mask.group >= a.group) &&
                        (!BIAS || a.bias.group >= a.group);
     return alike ? 1 : a.group;
@@ -167,9 +168,9 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = MASK || ROW_INTERVALS ? INTERVALS || BIAS || WINDOW
-                         : INTERVALS           ? BIAS || HEAD_DIM_V > 128
-                                               : BIAS != 0;
+    constexpr bool few = MASK || ROW_RUNS ? INTERVALS || BIAS || WINDOW
+                         : INTERVALS      ? BIAS || HEAD_DIM_V > 128
+                                          : BIAS != 0;
     constexpr int units_together = MASK && BIAS && (INTERVALS || HEAD_DIM_V > 192) ? 4
                                    : few                                           ? 8
                                          : UNITS; /* as many as registers hold */

@@ -47,7 +47,7 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 
 static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
     const struct tile *t = &tiles[tile];
-    const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + p->has_row_intervals + (p->softcap > 0);
+    const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + gpu_row_runs(p) + (p->softcap > 0);
     const int64_t widest = gpu_widest(p);
     return extras <= t->takes.extras_max && (t->shape.share == 1 || widest > 128) && widest <= t->takes.head_dim_max &&
            p->head_dim >= t->takes.head_dim_min && p->head_dim_v >= t->takes.head_dim_min &&
@@ -170,7 +170,7 @@ const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(MMA_BACKWARD32_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED,
+    .features = GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -266,16 +266,16 @@ struct owner {
         for (int c = 0; c < 2; c++)
             seen[c] = from[min(step * BLOCK + column + c, at.other_length - 1) * m.row];
     }
-    /* Which pairs of a step row intervals show: bit 4 n + 2 half + c. */
+    /* Which pairs of a step row intervals and block masks show: bit 4 n + 2 half + c. */
     __device__ __forceinline__ uint32_t pairs_held(int step) const {
-        const struct gpu_row_intervals &r = a.in.row_intervals;
         const int other = step * BLOCK + threadIdx.x % 4 * 2;
         uint32_t held = 0;
 #pragma unroll
         for (int half = 0; half < 2 && !OWNS_KEYS; half++) {
             const int row = min(own + half * 8, at.own_length - 1);
-            const uint32_t of_row = keys_held<2 * TILES>(r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, row),
-                                                         [&](int n) { return other + n / 2 * 8 + n % 2; });
+            const uint32_t of_row =
+                keys_held<2 * TILES>(a.in, ranges_of_row(a.in, at.s.batch, at.s.q_begin, at.head, row),
+                                     [&](int n) { return other + n / 2 * 8 + n % 2; });
 #pragma unroll
             for (int n = 0; n < TILES; n++)
                 held |= (of_row >> 2 * n & 3) << (4 * n + 2 * half);
@@ -283,7 +283,7 @@ struct owner {
 #pragma unroll
         for (int n = 0; n < 2 * TILES && OWNS_KEYS; n++) {
             const int row = min(other + n / 2 * 8 + n % 2, at.other_length - 1);
-            const uint32_t of_keys = keys_held<2>(r, ranges_of_row(r, at.s.batch, at.s.q_begin, at.head, row),
+            const uint32_t of_keys = keys_held<2>(a.in, ranges_of_row(a.in, at.s.batch, at.s.q_begin, at.head, row),
                                                   [&](int half) { return own + half * 8; });
             held |= (of_keys & 1) << (n / 2 * 4 + n % 2) | (of_keys >> 1) << (n / 2 * 4 + 2 + n % 2);
         }
@@ -293,7 +293,7 @@ struct owner {
      * some own may not see some other of the step. */
     __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], float (&slope)[TILES][4], int step, uint32_t bounds,
                                            bool partial) const {
-        const uint32_t held = ROW_INTERVALS && partial ? pairs_held(step) : 0;
+        const uint32_t held = ROW_RUNS && partial ? pairs_held(step) : 0;
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             const int column = n * 8 + threadIdx.x % 4 * 2;
@@ -322,7 +322,7 @@ struct owner {
                     else
                         visible =
                             !partial || (j >= first_key(a.in, at.s, i) && j <= last_key(a.in, at.s, i) && seen[c]);
-                    if (ROW_INTERVALS && partial)
+                    if (ROW_RUNS && partial)
                         visible = visible && (held >> (4 * n + 2 * half + c) & 1);
                     if (KEYED && !OWNS_KEYS)
                         visible = visible && i >= (int)o.first[c] && i < (int)o.last[c];

@@ -42,8 +42,8 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static int is_bare(const fdm_problem *p) {
-    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->has_row_intervals && !p->varlen &&
-           !(p->softcap > 0) && p->aligned;
+    return !p->has_mask && !p->has_bias && !p->has_intervals && !gpu_row_runs(p) && !p->varlen && !(p->softcap > 0) &&
+           p->aligned;
 }
 
 static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
@@ -125,7 +125,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 const struct gpu_algorithm mma_forward32_algorithm = {
     .info = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD32_PARAMETERS),
-    .features = GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED,
+    .features = GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_SEQUSED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

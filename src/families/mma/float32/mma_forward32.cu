@@ -109,10 +109,9 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
     const int count = at.s.seqlen_k - tile_key;
     uint32_t held[2 * ROW_TILES];
 #pragma unroll
-    for (int half = 0; half < 2 * ROW_TILES && ROW_INTERVALS && partial; half++)
+    for (int half = 0; half < 2 * ROW_TILES && ROW_RUNS && partial; half++)
         held[half] = keys_held<2 * KEY_TILES>(
-            a.row_intervals,
-            ranges_of_row(a.row_intervals, at.s.batch, at.s.q_begin, at.head, min(first + half * 8, at.s.seqlen_q - 1)),
+            a, ranges_of_row(a, at.s.batch, at.s.q_begin, at.head, min(first + half * 8, at.s.seqlen_q - 1)),
             [&](int i) { return tile_key + i / 2 * 8 + lane % 4 * 2 + i % 2; });
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
@@ -143,7 +142,7 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
                 if (BIAS)
                     x += b[c];
                 bool visible = !partial || (j >= first_key(a, at.s, row) && j <= last_key(a, at.s, row) && seen[c]);
-                if (ROW_INTERVALS && partial)
+                if (ROW_RUNS && partial)
                     visible = visible && (held[half] >> (2 * n + c) & 1);
                 if (KEYED)
                     visible = visible && row >= (int)rows_first[c] && row < (int)rows_last[c];

@@ -129,11 +129,11 @@ static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t
 static int32_t block_m(const struct tile *t) { return 16 * t->shape.row_tiles * t->shape.warps; }
 static int lists_tiles(const fdm_problem *p) { return gpu_masks_blocks(p) && !gpu_lists_keys(p); }
 /* Beside a list of keys, a mask with rows is read pair by pair alone. */
-static int has_block_mask(const fdm_problem *p) { return lists_tiles(p) || p->has_row_intervals; }
+static int has_block_mask(const fdm_problem *p) { return lists_tiles(p) || gpu_row_runs(p); }
 
 static enum scoring scoring_of(const fdm_problem *p) {
     const int rows = gpu_mask_rows(p) + gpu_bias_rows(p);
-    if (p->softcap > 0 || p->has_row_intervals || (float)p->softmax_scale <= 0 || !p->aligned || rows > 1 ||
+    if (p->softcap > 0 || gpu_row_runs(p) || (float)p->softmax_scale <= 0 || !p->aligned || rows > 1 ||
         (rows && (gpu_lists_keys(p) || !p->scores_aligned)))
         return MIXED;
     return rows ? ROWS : gpu_lists_keys(p) ? LISTED : BARE;
@@ -191,8 +191,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return clause;
     if (p->num_splits > 1 || p->split_keys)
         return "it does not split keys";
-    if (p->invariance == FDM_INVARIANCE_SCHEDULE &&
-        (p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals || p->block_mask_size))
+    if (p->invariance == FDM_INVARIANCE_SCHEDULE && (p->has_mask || p->has_bias || p->has_intervals || gpu_row_runs(p)))
         return "keys that masks, biases or intervals hide are left out by blocks of rows, which invariance 2 does not "
                "allow";
     return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
@@ -286,8 +285,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD_PARAMETERS),
-    .features =
-        GPU_EVERY_FEATURE | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS,
+    .features = GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

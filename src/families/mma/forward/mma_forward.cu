@@ -254,10 +254,10 @@ struct warp_rows {
             }
     }
 
-    /* Those of a lane's keys of a tile that the ranges of a row hold: bit 2 n + c is of column 8 n + `column` + c. */
+    /* Those of a lane's keys of a tile that the runs of a row hold: bit 2 n + c is of column 8 n + `column` + c. */
     __device__ __forceinline__ uint32_t keys_of_row(const struct tile_keys &keys, int row, int column) const {
-        const struct row_ranges ranges = ranges_of_row(a.row_intervals, at.batch, at.q_begin, at.head, row);
-        return keys_held<2 * KEY_TILES>(a.row_intervals, ranges, [&](int i) {
+        const struct row_ranges ranges = ranges_of_row(a, at.batch, at.q_begin, at.head, row);
+        return keys_held<2 * KEY_TILES>(a, ranges, [&](int i) {
             const int j = i / 2 * 8 + column + i % 2;
             return KEY_LIST ? keys.index[j] : keys.first + j;
         });
@@ -276,7 +276,7 @@ struct warp_rows {
                 const int first = from - keys.first, last = last_key(a, at, row) - keys.first;
                 const int inside = min(row, at.seqlen_q - 1);
                 const char *mask = scores.mask + (int64_t)inside * a.mask.row;
-                const uint32_t held = ROW_INTERVALS ? keys_of_row(keys, inside, column) : 0;
+                const uint32_t held = ROW_RUNS ? keys_of_row(keys, inside, column) : 0;
 #pragma unroll
                 for (int n = 0; n < KEY_TILES; n++) {
                     const uint32_t seen = MASK && STAGED ? scores.staged_mask(local, n) : 0;
@@ -290,7 +290,7 @@ struct warp_rows {
                         else if (MASK && MASK_ROWS)
                             visible =
                                 visible && mask[(int64_t)(KEY_LIST ? keys.index[j] : keys.first + j) * a.mask.key];
-                        if (ROW_INTERVALS)
+                        if (ROW_RUNS)
                             visible = visible && (held >> (2 * n + c) & 1);
                         if (PAGED && keys.missing)
                             visible = visible && !tile_pages(q_tile).is_missing(a.cache, keys.turn, j);

@@ -50,7 +50,7 @@ struct key_list {
         key_bias = 0;
         if (MASK && !MASK_ROWS && !from.mask[(int64_t)j * a.mask.key])
             return 0;
-        if (ROW_INTERVALS && block_mask_of(a, at)[j / BLOCK_N] == GPU_BLOCK_HIDDEN)
+        if (ROW_RUNS && block_mask_of(a, at)[j / BLOCK_N] == GPU_BLOCK_HIDDEN)
             return 0;
         if (BIAS && !BIAS_ROWS) {
             key_bias = bias_value(from.bias + (int64_t)j * a.bias.key * BIAS_BYTES);
