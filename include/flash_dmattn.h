@@ -257,6 +257,7 @@ typedef struct fdm_cache {
  *
  * q, k, v, out and their gradients need a contiguous last axis. Every other stride is free; those of outputs are
  * positive, and no two elements of an output may overlap. out may take q's place. Elements need their own alignment. */
+typedef struct fdm_tile_plan fdm_tile_plan; /* section 11 */
 typedef struct fdm_tensors {
     uint32_t struct_bytes; /* sizeof(fdm_tensors) */
     const fdm_tensor *q, *k, *v;
@@ -278,6 +279,9 @@ typedef struct fdm_tensors {
     const fdm_cache *cache; /* forward; NULL: k and v are the call's own */
     const fdm_tensor *row_start, *row_end;
     const fdm_tensor *block_mask;
+    /* NULL, or what fdm_mask_plan() made of the masks of this call, which are given beside it all the same. Forward and
+     * backward then do not look for hidden tiles again. */
+    const fdm_tile_plan *mask_plan;
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -840,6 +844,43 @@ FDM_API fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *rea
 
 /* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
 FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
+
+/* Which tiles of 64 query rows and 64 keys the masks of a call show: made once, and read by its forward, its backward
+ * and those of other layers. Biases are not looked at.
+ *
+ *     fdm_tile_plan plan = {.struct_bytes = sizeof plan, .memory_bytes = fdm_mask_plan_bytes(&problem)};
+ *     fdm_memory_allocate(q.device, plan.memory_bytes, &plan.memory);
+ *     fdm_mask_plan(&tensors, &options, &plan, stream);
+ *     tensors.mask_plan = &plan;
+ *
+ * A call takes a plan that was made on its device for its batch, heads, lengths, causal, window, and extents of each
+ * kind of mask; it refuses another, and says what differs. What masks, intervals and cu_seqlens hold is not compared:
+ * after a change there the plan must be made anew, or results are wrong. Nothing outside of tensors is read or written
+ * then, either.
+ *
+ * On CUDA devices the work is enqueued on `stream` and can be captured; a dense mask is read once. There the kernels
+ * that look at tiles before they begin read the plan: hopper.forward, and those whose tiles a dense mask, row intervals
+ * or a block mask hides. On the CPU a call checks the plan and finds tiles by itself. */
+struct fdm_tile_plan {
+    uint32_t struct_bytes; /* sizeof(fdm_tile_plan) */
+    int32_t reserved;      /* 0 */
+    void *memory;          /* the caller's, on the tensors' device, at a multiple of 64 */
+    uint64_t memory_bytes; /* at least fdm_mask_plan_bytes() */
+    /* Written by fdm_mask_plan(). seen, full: within memory, [batches, heads, row_tiles, key_words]; batches and heads
+     * are 1 where all share the masks. Bit n of word w stands for keys 64 (32 w + n) .. + 63. seen: 0 where no row of
+     * the tile sees a key of it; of several masks at once it may be 1 there, too. full: 1 only where all rows see all
+     * keys. */
+    fdm_device_id device;
+    int64_t batches, heads, row_tiles, key_words;
+    const uint32_t *seen, *full;
+    fdm_problem problem; /* whose masks they are */
+};
+/* Bytes of its memory; 0 for a problem that is not legal. */
+FDM_API size_t fdm_mask_plan_bytes(const fdm_problem *problem);
+/* Fills *plan from q, k, v, the masks and the packing of `tensors`; outputs may be NULL. options NULL: the defaults.
+ * FDM_ERROR_UNSUPPORTED for a call with a cache. */
+FDM_API fdm_status fdm_mask_plan(const fdm_tensors *tensors, const fdm_options *options, fdm_tile_plan *plan,
+                                 void *stream);
 
 /* Writes new keys and values into a cache, and turns queries, without attention.
  *

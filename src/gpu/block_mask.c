@@ -1,6 +1,7 @@
 /* block_mask.c: the bytes of tiles of a dense mask, of row intervals and of the caller's blocks on the host: their
  * workspace and their launches. */
 #include "gpu/gpu_family.h"
+#include "gpu/kept_plan_launch.h"
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
@@ -63,6 +64,8 @@ void block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n, vo
                     struct gpu_forward_params *a) {
     const int64_t batches = l->problem->mask_shape[0], heads = l->problem->mask_shape[1];
     place(l->problem, block_m, block_n, batches, heads, block_mask, a);
+    if (kept_plan_add_blocks(l, block_m, block_n, batches, heads, block_mask, a->block_mask_row))
+        return;
     struct block_mask_params arguments =
         arguments_of(&a->mask, batches, heads, a->seqlen_q, a->seqlen_k, block_m, block_n);
     arguments.block_mask = block_mask;
@@ -132,8 +135,18 @@ static void add_row_runs(struct gpu_launches *l, int32_t block_m, int32_t block_
 
 void gpu_block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n, void *workspace,
                         struct gpu_forward_params *a) {
-    if (gpu_mask_rows(l->problem))
+    const fdm_problem *p = l->problem;
+    uint8_t *const joined = (uint8_t *)workspace + dense_bytes(p, block_m, block_n);
+    if (gpu_row_runs(p)) {
+        struct gpu_forward_params of_plan = *a;
+        place(p, block_m, block_n, row_batches(p), row_heads(p), joined, &of_plan);
+        if (kept_plan_add_blocks(l, block_m, block_n, row_batches(p), row_heads(p), joined, of_plan.block_mask_row)) {
+            *a = of_plan;
+            return;
+        }
+    }
+    if (gpu_mask_rows(p))
         block_mask_add(l, block_m, block_n, workspace, a);
-    if (gpu_row_runs(l->problem))
-        add_row_runs(l, block_m, block_n, (uint8_t *)workspace + dense_bytes(l->problem, block_m, block_n), a);
+    if (gpu_row_runs(p))
+        add_row_runs(l, block_m, block_n, joined, a);
 }

@@ -15,7 +15,7 @@ void gpu_launches_begin(struct gpu_launches *l, int32_t device, const fdm_proble
     l->workspace = attention ? workspace : l->params; /* else some address: what lies there is not looked at */
     l->device = device;
     l->num_kernels = l->count = 0;
-    l->params_used = 0;
+    l->zero_bytes = l->params_used = 0;
 }
 
 struct cuda_kernel_request *gpu_add_kernel(struct gpu_launches *l) {
@@ -26,6 +26,12 @@ void gpu_add_launch_of(struct gpu_launches *l, int32_t kernel, struct gpu_launch
     if (!l->attention || launch.grid[0] <= 0)
         return;
     launch.kernel = kernel;
+    if (l->zero_bytes) { /* not before what is ahead has ended */
+        launch.zeros = l->zeros;
+        launch.zero_bytes = l->zero_bytes;
+        launch.early = 0;
+        l->zero_bytes = 0;
+    }
     if (l->params_used + launch.params_bytes <= sizeof l->params) /* else running them says so */
         launch.params = memcpy(l->params + l->params_used, launch.params, launch.params_bytes);
     l->params_used += (launch.params_bytes + 63) / 64 * 64;
@@ -52,6 +58,11 @@ static fdm_status run(const struct gpu_launches *l, const struct gpu_launch *lau
                                     .arguments = launch->params,
                                     .arguments_bytes = launch->params_bytes};
     return status ? status : cuda_launch(&own);
+}
+
+void gpu_add_zeros(struct gpu_launches *l, void *zeros, size_t bytes) {
+    l->zeros = zeros;
+    l->zero_bytes = bytes;
 }
 
 fdm_status gpu_launches_run(const struct gpu_launches *l, void *stream) {

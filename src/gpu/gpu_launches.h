@@ -27,6 +27,8 @@ struct gpu_launches {
     int32_t num_kernels, count;
     struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
     struct gpu_launch list[FAMILY_LAUNCHES_MAX];
+    void *zeros; /* of the next launch */
+    size_t zero_bytes;
     size_t params_used;
     _Alignas(64) char params[GPU_PARAMS_BYTES];
 };
@@ -41,6 +43,8 @@ struct cuda_kernel_request *gpu_add_kernel(struct gpu_launches *launches);
 void gpu_add_launch(struct gpu_launches *launches, struct gpu_launch launch);
 /* The same of an earlier kernel, by its index. */
 void gpu_add_launch_of(struct gpu_launches *launches, int32_t kernel, struct gpu_launch launch);
+/* Memory that is set to 0 before the launch that is added next, which sets none by itself. */
+void gpu_add_zeros(struct gpu_launches *launches, void *zeros, size_t bytes);
 /* Gets the kernels and launches all in order. */
 fdm_status gpu_launches_run(const struct gpu_launches *launches, void *stream);
 

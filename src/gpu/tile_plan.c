@@ -2,6 +2,7 @@
 #include "gpu/tile_plan_launch.h"
 
 #include "gpu/key_sort.h"
+#include "problem/mask_plan.h"
 
 /* A mask that all rows share. */
 static int masks_keys(const fdm_problem *p) { return p->has_mask && !gpu_mask_rows(p); }
@@ -37,14 +38,32 @@ static int64_t zero_bytes(const struct extents *e) {
     return gpu_round_up(ITEM_COUNTS_BYTES + e->batches * e->heads * (int64_t)sizeof(struct tile_counts), 64);
 }
 static int64_t array_bytes(const struct extents *e) { return gpu_round_up(all_row_tiles(e) * e->key_words * 4, 64); }
+static int64_t bytes_of(const struct extents *e) {
+    return zero_bytes(e) + 2 * array_bytes(e) + gpu_round_up(all_row_tiles(e) * 4, 64);
+}
 int64_t tile_plan_bytes(const fdm_problem *p) {
     const struct extents e = extents_of(p);
-    return zero_bytes(&e) + 2 * array_bytes(&e) + gpu_round_up(all_row_tiles(&e) * 4, 64);
+    return bytes_of(&e);
+}
+
+/* The plan at an address. */
+static struct tile_plan place(const fdm_problem *p, const struct extents *e, void *memory) {
+    char *const arrays = (char *)memory + zero_bytes(e);
+    return (struct tile_plan){.seen = (uint32_t *)(void *)arrays,
+                              .full = (uint32_t *)(void *)(arrays + array_bytes(e)),
+                              .counts = (struct tile_counts *)(void *)((char *)memory + ITEM_COUNTS_BYTES),
+                              .order = (int32_t *)(void *)(arrays + 2 * array_bytes(e)),
+                              .batch = e->batches == 1 ? 0 : e->heads,
+                              .head = e->heads == 1 ? 0 : 1,
+                              .key_words = (int32_t)e->key_words,
+                              .row_tiles = (int32_t)e->row_tiles,
+                              .group = (int32_t)(p->heads / e->heads),
+                              .num_heads = (int32_t)(e->batches * e->heads)};
 }
 
 static void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     const uint32_t told = GPU_ALIKE_WINDOW | GPU_ALIKE_MASK | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_INTERVALS |
-                          GPU_ALIKE_ROW_INTERVALS | GPU_ALIKE_BLOCKS | GPU_ALIKE_VARLEN;
+                          GPU_ALIKE_ROW_INTERVALS | GPU_ALIKE_BLOCKS | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED;
     gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~told);
     request->file = "gpu/tile_plan.cu";
     request->entry = "tile_plan";
@@ -52,27 +71,16 @@ static void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *
     request->shared_bytes = 0;
 }
 
-void tile_plan_add(struct gpu_launches *l, const struct gpu_forward_params *a, struct tile_plan_order order,
-                   void *workspace, struct tile_plan *plan) {
+static void add(struct gpu_launches *l, const struct gpu_forward_params *a, struct tile_plan_order order,
+                const struct extents *e, void *memory, struct tile_plan *plan) {
     const fdm_problem *p = l->problem;
-    const struct extents e = extents_of(p);
-    char *const arrays = (char *)workspace + zero_bytes(&e);
-    const int64_t row_words = gpu_ceil_div(e.row_tiles, 32);
-    *plan = (struct tile_plan){.seen = (uint32_t *)(void *)arrays,
-                               .full = (uint32_t *)(void *)(arrays + array_bytes(&e)),
-                               .counts = (struct tile_counts *)(void *)((char *)workspace + ITEM_COUNTS_BYTES),
-                               .order = (int32_t *)(void *)(arrays + 2 * array_bytes(&e)),
-                               .batch = e.batches == 1 ? 0 : e.heads,
-                               .head = e.heads == 1 ? 0 : 1,
-                               .key_words = (int32_t)e.key_words,
-                               .row_tiles = (int32_t)e.row_tiles,
-                               .group = (int32_t)(p->heads / e.heads),
-                               .num_heads = (int32_t)(e.batches * e.heads)};
+    const int64_t row_words = gpu_ceil_div(e->row_tiles, 32);
+    *plan = place(p, e, memory);
     const struct tile_plan_params params = {.in = *a,
                                             .plan = *plan,
-                                            .heads = (int32_t)e.heads,
+                                            .heads = (int32_t)e->heads,
                                             .row_words = (int32_t)row_words,
-                                            .blocks = (int32_t)(row_words * e.key_words * e.batches * e.heads),
+                                            .blocks = (int32_t)(row_words * e->key_words * e->batches * e->heads),
                                             .block_tiles = order.block_m / TILE_PLAN_TILE,
                                             .keys = order.keys,
                                             .sorted = order.sorted,
@@ -81,6 +89,43 @@ void tile_plan_add(struct gpu_launches *l, const struct gpu_forward_params *a, s
     gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(params.blocks)},
                                           .params = &params,
                                           .params_bytes = sizeof params,
-                                          .zeros = workspace,
-                                          .zero_bytes = (size_t)zero_bytes(&e)});
+                                          .zeros = memory,
+                                          .zero_bytes = (size_t)zero_bytes(e)});
+}
+
+/* ---- the plan that a caller keeps ---- */
+
+static struct extents extents_of_all(const fdm_problem *p) {
+    const struct mask_plan_extents e = mask_plan_extents_of(p);
+    return (struct extents){e.batches, e.heads, e.row_tiles, e.key_words};
+}
+int tile_plan_of_all_possible(const fdm_problem *p) {
+    const struct extents e = extents_of_all(p);
+    return gpu_ceil_div(e.row_tiles, 32) * e.key_words * e.batches * e.heads < INT32_MAX;
+}
+int64_t tile_plan_bytes_of_all(const fdm_problem *p) {
+    const struct extents e = extents_of_all(p);
+    return bytes_of(&e);
+}
+struct tile_plan tile_plan_at(const fdm_problem *p, void *memory) {
+    const struct extents e = extents_of_all(p);
+    return place(p, &e, memory);
+}
+void tile_plan_add_of_all(struct gpu_launches *l, const struct gpu_forward_params *a, void *memory,
+                          struct tile_plan *plan) {
+    const struct extents e = extents_of_all(l->problem);
+    add(l, a, (struct tile_plan_order){0}, &e, memory, plan);
+}
+
+/* ---- that of a call ---- */
+
+void tile_plan_add(struct gpu_launches *l, const struct gpu_forward_params *a, struct tile_plan_order order,
+                   void *workspace, struct tile_plan *plan) {
+    const struct extents e = extents_of(l->problem);
+    if (l->attention && l->attention->mask_plan && !order.block_m && !order.keys) {
+        *plan = tile_plan_at(l->problem, l->attention->mask_plan);
+        gpu_add_zeros(l, workspace, ITEM_COUNTS_BYTES);
+    } else {
+        add(l, a, order, &e, workspace, plan);
+    }
 }

@@ -18,7 +18,16 @@ struct tile_plan_order {
     int32_t block_m;
     const int32_t *keys, *sorted;
 };
-/* Makes the plan at `workspace`, a multiple of 16. */
+/* The plan of all masks that a caller keeps: whether there is room for its words, its bytes, where it lies in memory,
+ * and the launch that makes it there, of what tile_plan_possible() names. */
+int tile_plan_of_all_possible(const fdm_problem *problem);
+int64_t tile_plan_bytes_of_all(const fdm_problem *problem);
+struct tile_plan tile_plan_at(const fdm_problem *problem, void *memory);
+void tile_plan_add_of_all(struct gpu_launches *launches, const struct gpu_forward_params *params, void *memory,
+                          struct tile_plan *plan);
+
+/* Makes the plan at `workspace`, a multiple of 16; or takes the one that the call brings, of keys as they lie and
+ * without an order: it may then see less than this one, where other masks hide something. */
 void tile_plan_add(struct gpu_launches *launches, const struct gpu_forward_params *params, struct tile_plan_order order,
                    void *workspace, struct tile_plan *plan);
 

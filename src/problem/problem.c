@@ -11,6 +11,7 @@
 #include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/lengths.h"
+#include "problem/mask_plan.h"
 #include "problem/problem_fields.h"
 #include "problem/sinks.h"
 #include "problem/tensor.h"
@@ -448,47 +449,100 @@ static int has_wide_dkv(const fdm_tensors *t, const fdm_problem *p) {
     return p->pass == FDM_BACKWARD && first && fdm_dtype_bytes(p->dtype) == 2 && fdm_dtype_of(first) == FDM_FLOAT32;
 }
 
+/* Shapes of the call's matrices. */
+static void shapes_of(const fdm_problem *p, int64_t q[4], int64_t k[4], int64_t v[4], int64_t out[4]) {
+    const int64_t q_rows = p->varlen ? p->total_q : p->seqlen_q, k_rows = p->varlen ? p->total_k : p->seqlen_k;
+    const int64_t shapes[4][4] = {{p->batch, q_rows, p->heads, p->head_dim},
+                                  {p->batch, k_rows, p->heads_kv, p->head_dim},
+                                  {p->batch, k_rows, p->heads_kv, p->head_dim_v},
+                                  {p->batch, q_rows, p->heads, p->head_dim_v}};
+    memcpy(q, shapes[0], sizeof shapes[0]);
+    memcpy(k, shapes[1], sizeof shapes[1]);
+    memcpy(v, shapes[2], sizeof shapes[2]);
+    memcpy(out, shapes[3], sizeof shapes[3]);
+}
+
+/* Shapes, masks and the rest that is read, without out and gradients; `*p` begins as the default problem. */
+static fdm_status resolve_inputs(const fdm_tensors *t, const fdm_options *o, const struct named_tensor *all,
+                                 fdm_problem *p, struct attention *a) {
+    fdm_status status = check_devices(t, all);
+    if (!status)
+        status = describe_shapes(t, o, p, a);
+    if (status)
+        return status;
+    apply_options(o, p);
+    p->dkv_float32 = has_wide_dkv(t, p);
+    if ((status = fdm_problem_validate(p)))
+        return status;
+    int64_t q_shape[4], k_shape[4], v_shape[4], out_shape[4];
+    shapes_of(p, q_shape, k_shape, v_shape, out_shape);
+    if ((status = resolve_matrix(t->q, "q", TENSOR_INPUT, p, q_shape, &a->q)) ||
+        (t->cache ? (status = cache_resolve(t->cache, t->k, t->v, 0, p, a))
+                  : (status = resolve_matrix(t->k, "k", TENSOR_INPUT, p, k_shape, &a->k)) ||
+                        (status = resolve_matrix(t->v, "v", TENSOR_INPUT, p, v_shape, &a->v))) ||
+        (t->mask && (status = resolve_mask(t, p, a))) || (t->bias && (status = resolve_bias(t, p, a))) ||
+        (status = intervals_resolve(t, p, a)) || (status = block_mask_resolve(t, p, a)) ||
+        (status = sinks_resolve(t, p, a)))
+        return status;
+    return mask_plan_resolve(t, p, a);
+}
+
+/* `*t` with a cache of this version. */
+static const fdm_tensors *read_cache(const fdm_tensors *t, fdm_tensors *room, fdm_cache *cache) {
+    if (!t->cache)
+        return t;
+    *room = *t;
+    room->cache = STRUCT_READ(fdm_cache, t->cache, cache);
+    return room->cache ? room : NULL;
+}
+
+static fdm_status check_operands(const fdm_tensors *t) {
+    return t->q && t->k && t->v ? FDM_OK
+                                : error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL",
+                                            !t->q   ? "q"
+                                            : !t->k ? "k"
+                                                    : "v");
+}
+
+fdm_status problem_from_inputs(const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
+                               struct attention *attention) {
+    const fdm_options defaults = fdm_options_default(), *o = options ? options : &defaults;
+    struct named_tensor all[NUM_TENSORS];
+    fdm_tensors inputs;
+    const fdm_status status = check_operands(t);
+    if (status)
+        return status;
+    inputs = *t;
+    inputs.out = inputs.lse = inputs.lse_low = NULL;
+    inputs.mask_plan = NULL;
+    *problem = fdm_problem_default();
+    *attention = (struct attention){.problem = problem};
+    name_tensors(&inputs, FDM_FORWARD, all);
+    return resolve_inputs(&inputs, o, all, problem, attention);
+}
+
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
                                 struct attention *attention) {
     const fdm_options defaults = fdm_options_default(), *o = options ? options : &defaults;
-    if (!t->q || !t->k || !t->v)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t->q ? "q" : !t->k ? "k" : "v");
     struct attention scratch, *a = attention ? attention : &scratch;
     fdm_problem p = fdm_problem_default();
     fdm_tensors with_cache;
     fdm_cache cache_room;
-    if (t->cache) { /* whose struct is a caller's, too */
-        with_cache = *t;
-        if (!(with_cache.cache = STRUCT_READ(fdm_cache, t->cache, &cache_room)))
-            return FDM_ERROR_INVALID_ARGUMENT;
-        t = &with_cache;
-    }
+    fdm_status status = check_operands(t);
+    if (status)
+        return status;
+    if (!(t = read_cache(t, &with_cache, &cache_room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     p.pass = pass;
     p.needs_dq = p.needs_dk = p.needs_dv = 0;
     *a = (struct attention){.problem = problem};
     struct named_tensor all[NUM_TENSORS];
     name_tensors(t, pass, all);
-    fdm_status status = check_devices(t, all);
-    if (!status)
-        status = describe_shapes(t, o, &p, a);
-    if (status)
+    int64_t q_shape[4], k_shape[4], v_shape[4], out_shape[4];
+    if ((status = resolve_inputs(t, o, all, &p, a)))
         return status;
-    apply_options(o, &p);
-    p.dkv_float32 = has_wide_dkv(t, &p);
-    if ((status = fdm_problem_validate(&p)))
-        return status;
-    int64_t q_rows = p.varlen ? p.total_q : p.seqlen_q, k_rows = p.varlen ? p.total_k : p.seqlen_k;
-    int64_t q_shape[4] = {p.batch, q_rows, p.heads, p.head_dim}, k_shape[4] = {p.batch, k_rows, p.heads_kv, p.head_dim};
-    int64_t v_shape[4] = {p.batch, k_rows, p.heads_kv, p.head_dim_v},
-            out_shape[4] = {p.batch, q_rows, p.heads, p.head_dim_v};
-    if ((status = resolve_matrix(t->q, "q", TENSOR_INPUT, &p, q_shape, &a->q)) ||
-        (t->cache ? (status = cache_resolve(t->cache, t->k, t->v, 0, &p, a))
-                  : (status = resolve_matrix(t->k, "k", TENSOR_INPUT, &p, k_shape, &a->k)) ||
-                        (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v))) ||
-        (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
-        (status = intervals_resolve(t, &p, a)) || (status = block_mask_resolve(t, &p, a)) ||
-        (status = sinks_resolve(t, &p, a)) ||
-        (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
+    shapes_of(&p, q_shape, k_shape, v_shape, out_shape);
+    if ((status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
         (status = tensors_check_apart(all, pass == FDM_FORWARD ? NUM_OF_FORWARD : NUM_TENSORS)))
         return status;
     /* Boxes of a packed q reach into the next sequence, where out must not change meanwhile: whether a warp raises its

@@ -77,6 +77,7 @@ struct attention {
     struct interval_view intervals, row_intervals;
     struct score_view block_mask; /* rows and keys are blocks of problem->block_mask_size */
     struct sink_view sink, dsink;
+    void *mask_plan; /* memory of the call's fdm_tile_plan; NULL: none */
     struct row_view lse, lse_low, dlse;
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense; cu_seqlens_k beside a cache, too */
     struct index_view seqused_q, seqused_k;
@@ -112,6 +113,10 @@ void attention_clear_rest(const struct attention *attention);
  * problem points to `problem`). */
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                                 fdm_problem *problem, struct attention *attention);
+
+/* The same of a forward's q, k, v and masks, whatever its outputs are. */
+fdm_status problem_from_inputs(const fdm_tensors *tensors, const fdm_options *options, fdm_problem *problem,
+                               struct attention *attention);
 
 /* Whether the options say how a forward's keys are split, or on what its bits may depend. */
 static inline int problem_fixes_splits(const fdm_problem *p) {

@@ -161,6 +161,10 @@ int64_t trial_serve_bound(const struct trial *trial); /* max_seqlen_k of the cal
 /* The tensors of the call that is checked: trial_tensors(), or those of the cache. */
 fdm_tensors trial_call(struct trial *trial, fdm_pass pass);
 
+/* mask_plan_check.c: makes the mask plan of every other trial's call on the device, and compares its bits with the
+ * CPU's; made->memory stays NULL where there is none. 0: it is wrong, and said. */
+int mask_plan_make(struct trial *trial, const fdm_plan *plan, const fdm_tensors *tensors, fdm_tile_plan *made);
+
 /* arena.c */
 void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
                   int loose);

@@ -205,8 +205,14 @@ int device_execute(struct trial *t, struct device_copy *copy, const fdm_plan *pl
     memset(image, ZONE_BYTE, all);
     memset(image + workspace, 0xff, (size_t)plan->workspace_bytes);
     transfer(t, copy, 1);
-    if ((*status = fdm_memory_copy(block, cuda, image, host, all)) ||
-        (*status = fdm_execute(plan, tensors, block + workspace, (size_t)plan->workspace_bytes, NULL)) ||
+    fdm_tensors with_plan = *tensors;
+    fdm_tile_plan mask_plan = {0};
+    if ((*status = fdm_memory_copy(block, cuda, image, host, all)))
+        return 1;
+    if (!mask_plan_make(t, plan, tensors, &mask_plan))
+        return -1;
+    with_plan.mask_plan = mask_plan.memory ? &mask_plan : NULL;
+    if ((*status = fdm_execute(plan, &with_plan, block + workspace, (size_t)plan->workspace_bytes, NULL)) ||
         (*status = fdm_synchronize(cuda)) || (*status = fdm_memory_copy(image, host, block, cuda, all)))
         return 1;
     transfer(t, copy, 0);

@@ -145,6 +145,7 @@ pub struct fdm_tensors {
     pub row_start: *const fdm_tensor,
     pub row_end: *const fdm_tensor,
     pub block_mask: *const fdm_tensor,
+    pub mask_plan: *const fdm_tile_plan,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -456,6 +457,22 @@ pub struct fdm_topk_slots {
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct fdm_tile_plan {
+    pub struct_bytes: u32,
+    pub reserved: i32,
+    pub memory: *mut c_void,
+    pub memory_bytes: u64,
+    pub device: fdm_device_id,
+    pub batches: i64,
+    pub heads: i64,
+    pub row_tiles: i64,
+    pub key_words: i64,
+    pub seen: *const u32,
+    pub full: *const u32,
+    pub problem: fdm_problem,
+}
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdm_append_tensors {
     pub struct_bytes: u32,
     pub k: *mut fdm_tensor,
@@ -737,6 +754,7 @@ grows! {
     fdm_kept_choice {}
     fdm_key_rules {}
     fdm_topk_slots {}
+    fdm_tile_plan {}
     fdm_append_tensors {}
     fdm_setting_info {}
     fdm_cache_info {}
@@ -814,6 +832,8 @@ extern "C" {
     pub fn fdm_topk_fill(bias: *const fdm_tensor, end: *const fdm_tensor, k: *const fdm_tensor, v: *const fdm_tensor, block_table: *const fdm_tensor, slots: *const fdm_topk_slots, stream: *mut c_void) -> fdm_status;
     pub fn fdm_topk_append(bias: *const fdm_tensor, real: *const fdm_tensor, k: *const fdm_tensor, v: *const fdm_tensor, slots: *const fdm_topk_slots, slot: *mut fdm_tensor, stream: *mut c_void) -> fdm_status;
     pub fn fdm_count_visible(problem: *const fdm_problem, tensors: *const fdm_tensors, pairs: *mut i64) -> fdm_status;
+    pub fn fdm_mask_plan_bytes(problem: *const fdm_problem) -> usize;
+    pub fn fdm_mask_plan(tensors: *const fdm_tensors, options: *const fdm_options, plan: *mut fdm_tile_plan, stream: *mut c_void) -> fdm_status;
     pub fn fdm_cache_append(tensors: *const fdm_append_tensors) -> fdm_status;
     pub fn fdm_setting_list(index: i32, info: *mut fdm_setting_info) -> fdm_status;
     pub fn fdm_cache_folder(path: *mut c_char, size: usize) -> fdm_status;
