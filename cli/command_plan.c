@@ -10,6 +10,7 @@
 #include "json_writer.h"
 #include "kernel_names.h"
 #include "plan_ranks.h"
+#include "plan_tiles.h"
 
 static const char help[] =
     "usage: fdm plan [OPTION ...]\n"
@@ -410,6 +411,7 @@ static void print_plan(const fdm_plan *plan, const char *device, const struct re
     printf("  workspace  %lld bytes\n", (long long)plan->workspace_bytes);
     if (plan->device.type == FDM_CPU)
         printf("  threads    %d\n", plan->num_threads);
+    plan_print_tiles(&plan->problem);
     if (r->explain)
         print_steps(plan->reason);
     else

@@ -99,6 +99,10 @@ static int key_interval_holds(const struct attention *a, const struct tile_place
            i < v->end[at->b * v->end_batch + head * v->end_head + key * v->end_key];
 }
 
+static int hides_pairs(const fdm_problem *p) {
+    return p->has_intervals || p->has_mask || p->has_row_intervals || p->block_mask_size;
+}
+
 /* Bit 0: some row sees some key; bit 1: every row sees every key. */
 static uint32_t look_at_tile(const struct tile_place *at) {
     const struct attention *a = at->attention;
@@ -106,7 +110,16 @@ static uint32_t look_at_tile(const struct tile_place *at) {
     const int64_t rows = at->row + MASK_PLAN_TILE, keys = at->key + MASK_PLAN_TILE;
     const int64_t last_row = rows < at->sequence.seqlen_q ? rows : at->sequence.seqlen_q;
     const int64_t last_key = keys < at->sequence.seqlen_k ? keys : at->sequence.seqlen_k;
-    int seen = 0, full = at->row < last_row && at->key < last_key;
+    int seen = 0, full = 1;
+    if (at->row >= last_row || at->key >= last_key)
+        return 0;
+    /* Both ends of what rows see by causal and window rise with the row. */
+    const struct key_range low = problem_key_range(a->problem, &at->sequence, at->row),
+                           high = problem_key_range(a->problem, &at->sequence, last_row - 1);
+    if (high.last <= at->key || low.first >= last_key)
+        return 0;
+    if (!hides_pairs(a->problem) && high.first <= at->key && low.last >= last_key)
+        return 3;
     for (int64_t i = at->row; i < last_row && !(seen && !full); i++) {
         const struct key_range range = problem_key_range(a->problem, &at->sequence, i);
         const struct row_ranges ranges = row_ranges_of(a, &at->sequence, at->b, at->h, i);

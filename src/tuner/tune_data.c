@@ -54,6 +54,20 @@ static void set_rows(struct tune_data *data, enum tune_role role) {
     set_shape(data, role, dtype, p->varlen ? 2 : 3, p->varlen ? shape + 1 : shape);
 }
 
+/* Row intervals and a block mask. */
+static void set_row_runs(struct tune_data *data) {
+    const fdm_problem *p = data->problem;
+    const int64_t size = p->block_mask_size ? p->block_mask_size : 1;
+    const int64_t ranges[4] = {p->row_interval_batch, p->row_interval_heads, p->row_ranges,
+                               p->varlen ? p->total_q : p->seqlen_q};
+    const int64_t blocks[4] = {p->block_mask_batch, p->block_mask_heads, (p->seqlen_q + size - 1) / size,
+                               (p->seqlen_k + size - 1) / size};
+    for (int role = TUNE_ROW_START; p->has_row_intervals && role <= TUNE_ROW_END; role++)
+        set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 3 : 4, p->varlen ? ranges + 1 : ranges);
+    if (p->block_mask_size)
+        set_shape(data, TUNE_BLOCKS, FDM_BOOL, 4, blocks);
+}
+
 static void set_scores(struct tune_data *data) {
     const fdm_problem *p = data->problem;
     const int backward = p->pass == FDM_BACKWARD;
@@ -68,6 +82,7 @@ static void set_scores(struct tune_data *data) {
         set_shape(data, TUNE_DBIAS, p->bias_dtype, 4, p->bias_shape);
     for (int role = TUNE_START; p->has_intervals && role <= TUNE_END; role++)
         set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 2 : 3, p->varlen ? intervals + 1 : intervals);
+    set_row_runs(data);
     if (p->has_sink)
         set_shape(data, TUNE_SINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
     if (p->has_sink && backward && p->needs_dsink)
@@ -158,6 +173,9 @@ fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
                          .bias = view[TUNE_BIAS],
                          .interval_start = view[TUNE_START],
                          .interval_end = view[TUNE_END],
+                         .row_start = view[TUNE_ROW_START],
+                         .row_end = view[TUNE_ROW_END],
+                         .block_mask = view[TUNE_BLOCKS],
                          .cu_seqlens_q = view[TUNE_CU_Q],
                          .cu_seqlens_k = view[TUNE_CU_K],
                          .out = view[TUNE_OUT],
@@ -186,6 +204,8 @@ static fdm_status fill_random(struct tune_data *data) {
                                        fdm_dtype_of(&data->views[others[i]]));
     if (!status && data->memory[TUNE_MASK])
         status = tune_pattern_fill(data->device, data->memory[TUNE_MASK], data->bytes[TUNE_MASK], FDM_BOOL);
+    if (!status && data->memory[TUNE_BLOCKS])
+        status = tune_pattern_fill(data->device, data->memory[TUNE_BLOCKS], data->bytes[TUNE_BLOCKS], FDM_BOOL);
     if (!status && data->memory[TUNE_LSE_LOW])
         status = fdm_memory_fill(data->device, data->memory[TUNE_LSE_LOW], 0, data->bytes[TUNE_LSE_LOW]);
     return status;
@@ -238,6 +258,27 @@ static fdm_status fill_window(struct tune_data *data, int64_t window) {
     if (!status)
         status = fdm_synchronize(data->device);
     fdm_memory_release(data->device, there);
+    return status;
+}
+
+/* A causal window, whose keys the ranges of a row share; of packed sequences its rows count from the first one's. */
+static fdm_status fill_row_intervals(struct tune_data *data, int64_t window) {
+    const fdm_problem *p = data->problem;
+    const int64_t rows = p->varlen ? p->total_q : p->seqlen_q,
+                  lists = (p->varlen ? 1 : p->row_interval_batch) * p->row_interval_heads * p->row_ranges;
+    const int64_t each = (window + p->row_ranges - 1) / p->row_ranges;
+    int32_t *numbers = memory_allocate(data->bytes[TUNE_ROW_START] + 1);
+    fdm_status status = FDM_OK;
+    if (!numbers)
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the ranges of %lld rows", (long long)rows);
+    for (int role = TUNE_ROW_START; role <= TUNE_ROW_END && !status; role++) {
+        for (int64_t n = 0; n < lists * rows; n++) {
+            const int64_t row = n % rows % p->seqlen_q + (p->varlen ? 0 : p->seqlen_k - p->seqlen_q);
+            numbers[n] = (int32_t)(row + 1 - each * (n / rows % p->row_ranges + (role == TUNE_ROW_START)));
+        }
+        status = fdm_memory_copy(data->memory[role], data->device, numbers, host, data->bytes[role]);
+    }
+    memory_release(numbers);
     return status;
 }
 
@@ -299,6 +340,8 @@ fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, 
         status = fill_sequences(data);
     if (!status && problem->has_intervals)
         status = problem->varlen ? fill_window(data, window) : fill_topk(data, window);
+    if (!status && problem->has_row_intervals)
+        status = fill_row_intervals(data, window);
     if (!status && problem->pass == FDM_BACKWARD)
         status = run_forward(device, data);
     return status ? status : fdm_synchronize(device->id);

@@ -15,6 +15,9 @@ enum tune_role {
     TUNE_BIAS,
     TUNE_START,
     TUNE_END,
+    TUNE_ROW_START,
+    TUNE_ROW_END,
+    TUNE_BLOCKS,
     TUNE_CU_Q,
     TUNE_CU_K,
     TUNE_SINK,
@@ -43,7 +46,8 @@ struct tune_data {
     int32_t num_places;
 };
 
-/* Makes them; `window` is W of the key intervals, which are those of top-W (of packed sequences: of a window). The
+/* Makes them; `window` is W of the key intervals, which are those of top-W (of packed sequences: of a window), and of
+ * row intervals, which together are a causal window of so many keys. Three blocks in four of a block mask are seen. The
  * backward's out and lse are those of a forward. tune_data_release() after failures too. */
 fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, int64_t window, struct tune_data *data);
 void tune_data_release(struct tune_data *data);
