@@ -878,6 +878,7 @@ struct fdm_tile_plan {
 /* Bytes of its memory; 0 for a problem that is not legal. */
 FDM_API size_t fdm_mask_plan_bytes(const fdm_problem *problem);
 /* Fills *plan from q, k, v, the masks and the packing of `tensors`; outputs may be NULL. options NULL: the defaults.
+ * Without memory, and with memory_bytes 0, it writes memory_bytes alone, as many as the call needs.
  * FDM_ERROR_UNSUPPORTED for a call with a cache. */
 FDM_API fdm_status fdm_mask_plan(const fdm_tensors *tensors, const fdm_options *options, fdm_tile_plan *plan,
                                  void *stream);

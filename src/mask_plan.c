@@ -37,6 +37,10 @@ fdm_status fdm_mask_plan(const fdm_tensors *tensors, const fdm_options *options,
         !STRUCT_READ(fdm_tile_plan, plan, &plan_room))
         return FDM_ERROR_INVALID_ARGUMENT;
     fdm_status status = problem_from_inputs(tensors, options, &problem, &attention);
+    if (!status && !plan->memory && plan->memory_bytes == 0) {
+        whole = (fdm_tile_plan){.memory_bytes = fdm_mask_plan_bytes(&problem)};
+        return STRUCT_WRITE(fdm_tile_plan, plan, &whole);
+    }
     if (status || (status = check_memory(&problem, plan)))
         return status;
     const struct tile_plan bits = kept_plan_at(&problem, plan->memory);

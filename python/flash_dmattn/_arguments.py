@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 # (max_seqlen_q, max_seqlen_k, softmax_scale, causal, softcap, window_left, window_right, deterministic,
-# lse_without_sink): the order the extension takes them in. softmax_scale None = head_dim ** -0.5; max_seqlen 0 = found
-# from cu_seqlens.
-Settings = Tuple[int, int, Optional[float], bool, float, int, int, bool, bool]
+# lse_without_sink, mask_plan): the order the extension takes them in. softmax_scale None = head_dim ** -0.5; max_seqlen
+# 0 = found from cu_seqlens; mask_plan: the number of a MaskPlan, 0 = none.
+Settings = Tuple[int, int, Optional[float], bool, float, int, int, bool, bool, int]
 
 NO_WINDOW = (-1, -1)
 
@@ -140,6 +140,7 @@ def settings_of(
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
     lse_without_sink: Optional[bool] = None,
+    mask_plan: int = 0,
 ) -> Settings:
     """Fills in the defaults. Whether numbers are in range is checked by the library, which says what is allowed."""
     if scale is not None:
@@ -157,6 +158,7 @@ def settings_of(
         right,
         False if deterministic is None else flag_of(deterministic, "deterministic"),
         False if lse_without_sink is None else flag_of(lse_without_sink, "lse_without_sink"),
+        mask_plan,
     )
 
 

@@ -41,6 +41,7 @@ from ._arguments import (
 )
 from ._device_arrays import on_torch_stream
 from ._key_rules import joined
+from ._mask_plan import MaskPlan, masks_of
 from ._fields import BACKWARD, FORWARD, INPUTS, POSITION, RESULTS, SAVED, SETTING, SOURCES, TRACED
 from ._operators import (
     NO_FORWARD_MODE,
@@ -375,6 +376,7 @@ if TYPE_CHECKING:
         key_intervals: Optional[Tuple[Tensor, Tensor]]
         row_intervals: Optional[Tuple[Tensor, Tensor]]
         block_mask: Optional[Tensor]
+        mask_plan: Optional[MaskPlan]
         prefix_lengths: Optional[Tensor]
         sink: Optional[Tensor]
         lse_without_sink: bool
@@ -439,6 +441,7 @@ def flash_dmattn_func(
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     row_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     block_mask: Optional[Tensor] = None,
+    mask_plan: Optional[MaskPlan] = None,
     document_ids: Optional[Tensor] = None,
     prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
@@ -472,7 +475,9 @@ def flash_dmattn_func(
         row_intervals: (start, end), int32 [B|1, H|Hkv|1, n, Sq], n from 1 to 4: row i sees the keys start <= j < end of
             each of its n ranges, as far as the other masks say. Default None.
         block_mask: bool [B|1, H|Hkv|1, ceil(Sq / b), ceil(Sk / b)], b 64 or 128, True = the rows and keys of the block
-            see each other, as far as the other masks say. On the CPU only. Default None.
+            see each other, as far as the other masks say. Default None.
+        mask_plan: a masks.MaskPlan, which holds the masks of the call, is_causal and window_size among them; none is
+            given beside it. Default None.
         document_ids: int32 [B|1, S], rising along S, Sq = Sk = S: rows see the keys of their own document. Default None.
         prefix_lengths: int32 [B|1]: rows see the keys below it, and the others causally, without is_causal. These two
             and an array of windows become key intervals by masks.rule_intervals; where several calls have the same,
@@ -512,6 +517,15 @@ def flash_dmattn_func(
         refuse_keywords("flash_dmattn_func", others)
     num_results = num_results_of(return_lse, return_lse_low, return_attn_probs)
     window: Any = window_size
+    if mask_plan is not None:
+        attn_mask, is_causal, window, key_intervals, row_intervals, block_mask = masks_of(
+            mask_plan,
+            {
+                "attn_mask": attn_mask, "is_causal": is_causal, "window_size": window, "key_intervals": key_intervals,
+                "row_intervals": row_intervals, "block_mask": block_mask, "document_ids": document_ids,
+                "prefix_lengths": prefix_lengths,
+            },  # fmt: skip
+        )
     if document_ids is not None or prefix_lengths is not None or isinstance(window, Tensor):
         rules = document_ids, prefix_lengths
         if getattr(query, "is_nested", False):
@@ -522,8 +536,9 @@ def flash_dmattn_func(
         _check_kinds((query, key, value), 4)
         key_intervals, window = joined(key_intervals, window, rules, is_causal, query, key)
     settings = settings_of(
-        softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink
-    )
+        softmax_scale, scale, is_causal, softcap, deterministic, window, lse_without_sink=lse_without_sink,
+        mask_plan=0 if mask_plan is None else mask_plan.number,
+    )  # fmt: skip
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
     rows = row_masks(row_intervals, block_mask)
     tensors = (query, key, value)
@@ -617,6 +632,7 @@ def flash_dmattn_varlen_func(
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     row_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     block_mask: Optional[Tensor] = None,
+    mask_plan: Optional[MaskPlan] = None,
     prefix_lengths: Optional[Tensor] = None,
     sink: Optional[Tensor] = None,
     lse_without_sink: bool = False,
@@ -638,6 +654,7 @@ def flash_dmattn_varlen_func(
         key_intervals: (start, end), int32 [H|Hkv|1, total_k], rows counted from the start of each sequence.
         row_intervals: (start, end), int32 [H|Hkv|1, n, total_q], keys counted from the start of each sequence.
         block_mask: as in flash_dmattn_func with Sq, Sk = max_seqlen_q, max_seqlen_k.
+        mask_plan: as in flash_dmattn_func, made with the same cu_seqlens.
         softmax_scale, is_causal, softcap, deterministic, window_size, prefix_lengths, sink, lse_without_sink,
             return_lse, return_lse_low: as in flash_dmattn_func.
         scale, others: as in flash_dmattn_func.
@@ -670,13 +687,22 @@ def flash_dmattn_varlen_func(
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
     offsets = cu_seqlens_q, cu_seqlens_k
     window: Any = window_size
+    if mask_plan is not None:
+        attn_mask, is_causal, window, key_intervals, row_intervals, block_mask = masks_of(
+            mask_plan,
+            {
+                "attn_mask": attn_mask, "is_causal": is_causal, "window_size": window, "key_intervals": key_intervals,
+                "row_intervals": row_intervals, "block_mask": block_mask, "prefix_lengths": prefix_lengths,
+            },  # fmt: skip
+        )
     if prefix_lengths is not None or isinstance(window, Tensor):
         _check_kinds((query, key, value), 3)
         rules = None, prefix_lengths
         key_intervals, window = joined(key_intervals, window, rules, is_causal, query, key, offsets)
     settings = settings_of(
-        softmax_scale, scale, is_causal, softcap, deterministic, window, *longest, lse_without_sink
-    )
+        softmax_scale, scale, is_causal, softcap, deterministic, window, *longest, lse_without_sink,
+        0 if mask_plan is None else mask_plan.number,
+    )  # fmt: skip
     tensors = (query, key, value)
     refuse_transforms((*tensors, attn_mask, attn_bias, sink))
     for each, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):

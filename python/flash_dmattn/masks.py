@@ -30,6 +30,7 @@ from ._arguments import (
 from ._arrays import Borrowed, borrow, borrow_needed, check_byte_order, describe
 from ._device_arrays import CPU, device_of, lender_of
 from ._key_rules import rule_intervals
+from ._mask_plan import MaskPlan
 from ._row_masks import blocks_from_lists, from_block_mask, from_flex_ranges, rule_row_intervals
 from ._topk_state import TopKState
 
@@ -37,6 +38,7 @@ Array = TypeVar("Array")
 
 __all__ = [
     "KeyIntervals",
+    "MaskPlan",
     "TopKState",
     "blocks_from_lists",
     "causal_intervals",

@@ -54,6 +54,9 @@ void native_bind(fdm_tensor *const *given, fdm_tensors *tensors);
  * with an exception set. */
 int native_options(PyObject *const *setting, PyObject *num_threads, PyObject *family, fdm_options *options);
 
+/* Hands the tensors the mask plan of a number, copied to *room; number 0: none. -1 with an exception set. */
+int native_take_plan(PyObject *number, fdm_tensors *tensors, fdm_tile_plan *room);
+
 /* Runs a pass without the GIL. allocator NULL: workspace in host memory, kept between calls. None, or NULL with an
  * exception set. */
 typedef fdm_status (*native_call)(const fdm_tensors *, const fdm_options *, const fdm_allocator *);
@@ -133,6 +136,8 @@ PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, 
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_intervals_to_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_mask_blocks(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_mask_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_mask_plan_drop(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_blocks_from_lists(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_create_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_key_bias(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

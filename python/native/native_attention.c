@@ -51,7 +51,8 @@ static PyObject *rows(int first, int last) {
 PyObject *native_attention_fields(PyObject *module, PyObject *unused) {
 #define PAIR(position, member, type, read) #member, type,
 #define PAIR_FORMAT(...)                   "(ss)"
-    PyObject *settings = Py_BuildValue("(" NATIVE_SETTINGS(PAIR_FORMAT) ")", NATIVE_SETTINGS(PAIR) NULL);
+    PyObject *settings =
+        Py_BuildValue("(" NATIVE_SETTINGS(PAIR_FORMAT) "(ss))", NATIVE_SETTINGS(PAIR) "mask_plan", "int");
     return Py_BuildValue("(NNN)", rows(0, NUM_INPUTS), rows(NUM_INPUTS, NUM_FORWARD), settings);
 }
 
@@ -60,6 +61,7 @@ struct call {
     struct tensor_argument storage[NUM_TENSORS];
     int num_tensors;
     fdm_tensors tensors;
+    fdm_tile_plan plan;
     fdm_options options;
     PyObject *allocate; /* NULL: host memory */
 };
@@ -84,6 +86,8 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
         call->options.kernel = PyUnicode_AsUTF8AndSize(setting[KERNEL], NULL);
     call->options.add_dkv = truth(setting[ADD_DKV]);
     native_bind(given, &call->tensors);
+    if (native_take_plan(setting[SETTING_MASK_PLAN], &call->tensors, &call->plan))
+        return -1;
     if (on_cuda) {
         call->options.stream = native_address(setting[STREAM]);
         call->allocate = setting[ALLOCATE];

@@ -59,7 +59,8 @@ enum {
     NUM_RESULTS = NUM_FORWARD - NUM_INPUTS,
     NUM_GRADIENTS = NUM_TENSORS - NUM_READ
 };
-enum { NATIVE_SETTINGS(NATIVE_POSITION) NUM_SETTINGS };
+/* Behind the settings of fdm_options: the number of a mask plan that native_plan.c keeps, 0: none. */
+enum { NATIVE_SETTINGS(NATIVE_POSITION) SETTING_MASK_PLAN, NUM_SETTINGS };
 
 /* A row of NATIVE_INPUTS or NATIVE_RESULTS. gradient: its position, 0 where there is none. */
 struct native_field {

@@ -100,6 +100,8 @@ static PyMethodDef methods[] = {
     {"intervals_from_mask", FASTCALL(native_intervals_from_mask), "A dense mask as key intervals."},
     {"intervals_to_mask", FASTCALL(native_intervals_to_mask), "Key intervals as a dense mask."},
     {"mask_blocks", FASTCALL(native_mask_blocks), "What a dense mask shows of blocks."},
+    {"mask_plan", FASTCALL(native_mask_plan), "Tiles that masks show, kept for calls."},
+    {"mask_plan_drop", FASTCALL(native_mask_plan_drop), "Forgets a mask plan."},
     {"blocks_from_lists", FASTCALL(native_blocks_from_lists), "A block mask of counts and indices."},
     {"create_mask", FASTCALL(native_create_mask), "A dense mask of the largest biases."},
     {"device", native_device, METH_NOARGS, "Facts of the CPU."},

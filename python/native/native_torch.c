@@ -177,7 +177,7 @@ static void *allocate(void *context, size_t bytes) {
 static void release(void *context, void *memory) {} /* with the workspace, which needs the GIL */
 
 /* Runs a pass on the query's device, on PyTorch's current stream or with its number of threads. */
-static int run(native_call call, const fdm_tensors *tensors, PyObject *query, PyObject *settings) {
+static int run(native_call call, fdm_tensors *tensors, PyObject *query, PyObject *settings) {
     const fdm_device_id device = tensors->q->device;
     const int on_cuda = device.type == FDM_CUDA;
     PyObject *setting[NUM_SETTINGS], *family = PyObject_GetAttr(torch[ARGUMENTS], texts[FORCED_FAMILY]);
@@ -188,7 +188,9 @@ static int run(native_call call, const fdm_tensors *tensors, PyObject *query, Py
     for (int i = 0; complete && i < NUM_SETTINGS; i++)
         complete = (setting[i] = PyTuple_GetItem(settings, i)) != NULL;
     fdm_options options;
-    if (complete && !native_options(setting, on_cuda ? NULL : where, family, &options)) {
+    fdm_tile_plan plan;
+    if (complete && !native_options(setting, on_cuda ? NULL : where, family, &options) &&
+        !native_take_plan(setting[SETTING_MASK_PLAN], tensors, &plan)) {
         struct workspace workspace = {query, NULL, device};
         const fdm_allocator allocator = {&workspace, allocate, release};
         if (on_cuda)

@@ -200,7 +200,12 @@ static void test_bad_memory_is_refused(void **state) {
     assert_int_equal(fdm_mask_plan(&s->all, &s->options, &s->plan, NULL), FDM_ERROR_WORKSPACE);
     s->plan.memory = NULL;
     assert_int_equal(fdm_mask_plan(&s->all, &s->options, &s->plan, NULL), FDM_ERROR_WORKSPACE);
+    s->plan.memory_bytes = 0;
+    assert_int_equal(fdm_mask_plan(&s->all, &s->options, &s->plan, NULL), FDM_OK);
+    assert_int_equal(s->plan.memory_bytes, bytes);
+    expect(s, "mask_plan is empty");
     s->plan.memory = s->memory;
+    s->all.mask_plan = NULL;
     s->all.out = s->all.lse = NULL; /* are not needed */
     assert_int_equal(fdm_mask_plan(&s->all, NULL, &s->plan, NULL), FDM_OK);
     problem.batch = -1;
