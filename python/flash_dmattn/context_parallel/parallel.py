@@ -595,7 +595,7 @@ class ContextParallel:
         if key not in self._sets:
             if len(self._sets) >= _MOST_ROUTES:
                 self._sets.clear()
-            self._sets[key] = choose_sets(problem, fetched, layout, self.head_sets)
+            self._sets[key] = choose_sets(problem, fetched, layout, self.head_sets, self.keys != "all")
         return self._sets[key]
 
     def _kernels(self, problem: Problem, heads_ranks: int) -> WholeKernels:
