@@ -118,7 +118,7 @@ static void add_row_runs(struct gpu_launches *l, int32_t block_m, int32_t block_
     const int64_t tiles = tiles_of(p->seqlen_k, block_n);
     struct row_block_mask_params arguments = {.in = *a,
                                               .block_mask = block_mask,
-                                              .num_blocks = tiles ? blocks * batches * heads : 0,
+                                              .num_blocks = tiles ? (int32_t)(blocks * batches * heads) : 0,
                                               .num_heads = (int32_t)heads,
                                               .num_tiles = (int32_t)tiles,
                                               .num_row_blocks = (int32_t)blocks,

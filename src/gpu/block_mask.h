@@ -26,7 +26,7 @@ struct row_block_mask_params {
     struct gpu_forward_params in; /* its block mask is that of the dense mask, where there is one */
     uint8_t *block_mask;          /* [batch, num_heads, row blocks, num_tiles] in rows of row_bytes */
     int64_t row_bytes;
-    int64_t num_blocks; /* of rows, of all heads and batches */
+    int32_t num_blocks; /* of rows, of all heads and batches: fewer than 2^30, which rows of q fill a device by far */
     int32_t num_heads, num_tiles, num_row_blocks, block_m, block_n;
     int32_t beside_mask; /* there is a dense mask with rows */
 };

@@ -48,9 +48,8 @@ look_at_blocks(const struct row_block_mask_params &a, const struct sequence &s, 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
     row_block_mask(const __grid_constant__ struct row_block_mask_params a) {
     const int lane = threadIdx.x % 32;
-    for (int64_t block = blockIdx.x; block < a.num_blocks; block += gridDim.x) {
-        const int of_head = (int)(block / a.num_row_blocks);
-        const int row_block = (int)(block - (int64_t)of_head * a.num_row_blocks);
+    for (int block = blockIdx.x; block < a.num_blocks; block += gridDim.x) {
+        const int row_block = block % a.num_row_blocks, of_head = block / a.num_row_blocks;
         const int batch = of_head / a.num_heads, head = of_head % a.num_heads * (a.in.heads / a.num_heads);
         const struct sequence s = find_sequence(a.in, batch);
         const uint8_t *of_mask = nullptr;
@@ -71,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
             const int kind = !(tiles.seen >> lane & 1) ? GPU_BLOCK_HIDDEN
                              : tiles.full >> lane & 1  ? GPU_BLOCK_FULL
                                                        : GPU_BLOCK_PARTIAL;
-            a.block_mask[block * a.row_bytes + tile] = (uint8_t)(of_mask ? min(kind, (int)of_mask[tile]) : kind);
+            a.block_mask[(int64_t)block * a.row_bytes + tile] = (uint8_t)(of_mask ? min(kind, (int)of_mask[tile]) : kind);
         }
     }
 }

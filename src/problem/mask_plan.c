@@ -95,8 +95,8 @@ static int key_interval_holds(const struct attention *a, const struct tile_place
     if (!v->start)
         return 1;
     const int64_t key = at->sequence.k_begin + j, head = at->h / v->group;
-    return v->start[at->b * v->start_batch + head * v->start_head + key * v->start_key] <= i &&
-           i < v->end[at->b * v->end_batch + head * v->end_head + key * v->end_key];
+    return v->start[at->b * v->start_batch + head * v->start_head + key * v->start_item] <= i &&
+           i < v->end[at->b * v->end_batch + head * v->end_head + key * v->end_item];
 }
 
 static int hides_pairs(const fdm_problem *p) {

@@ -31,7 +31,7 @@
 
 HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       (INTERVALS && !VARLEN && !ROW_RUNS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
+#define KEYS       (INTERVALS && !VARLEN && !ROW_INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    HOPPER_BACKWARD_2PASS_DQ_ROWS
@@ -45,7 +45,7 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/redo_dq.cuh"
 
 #define F16     (DTYPE == GPU_FLOAT16)
-#define PLANNED (KEYED || ROW_RUNS)
+#define PLANNED (KEYED || ROW_INTERVALS)
 
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
@@ -61,7 +61,7 @@ enum {
 static_assert(END - CONTROL <= HOPPER_BACKWARD_2PASS_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024 ==
                   hopper_backward_2pass_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES,
-                                                 {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_RUNS}),
+                                                 {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_INTERVALS}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
@@ -376,7 +376,7 @@ struct consumer {
 
     /* What no range of the thread's two rows holds of the keys from `key` on becomes -inf. */
     __device__ __forceinline__ void hide_others(const struct sequence &at, int key) {
-        const struct gpu_row_intervals &in = a.in.in.row_intervals;
+        const struct gpu_forward_params &in = a.in.in;
         const int column = key + (int)tid_x_reread() % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -422,7 +422,7 @@ struct consumer {
         }
         if (MASK_TILE && is_partial())
             hide_masked_keys(key);
-        if (ROW_RUNS && is_partial())
+        if (ROW_INTERVALS && is_partial())
             hide_others(at, key);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
