@@ -139,7 +139,10 @@ static void wide_takes_wide_heads(void **state) {
         {MASK | BIAS | ROWS | CAUSAL, 256, "V1_P1", NULL},
         {MASK | BIAS | ROWS, 136, "V2_P2", NULL},
         {SOFTCAP | MASK | ROWS, 128, "V2_P2", NULL},
-        {MASK, 256, NULL, "masks that query rows share"},
+        {MASK, 256, "V1_P2", NULL},
+        {MASK | PACKED | CAUSAL, 256, "V1_P2", NULL},
+        {INTERVALS | PACKED, 160, "V2_P2", NULL},
+        {INTERVALS | BIAS | ROWS, 256, NULL, "no biases, and no masks with rows"},
         {BIAS | ROWS | SOFTCAP, 256, NULL, "no softcap beside a bias"},
         {PACKED | MASK | ROWS, 256, NULL, "rows of mask and bias"},
     };
@@ -164,6 +167,51 @@ static void wide_takes_wide_heads(void **state) {
         assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
         assert_non_null(strstr(plan.choice, cases[i].tile));
         assert_true(plan.shared_bytes <= device.shared_bytes);
+    }
+}
+
+/* Row intervals have a tile plan, beside what they stand beside: in the forward bytes instead, where tiles of a mask or
+ * bias are loaded. */
+static void plans_row_intervals(void **state) {
+    (void)state;
+    static const struct {
+        fdm_pass pass;
+        int features;
+        int64_t head_dim;
+        const char *kernel;
+        int planned;
+    } cases[] = {
+        {FDM_FORWARD, 0, 128, "hopper.forward", 1},
+        {FDM_FORWARD, CAUSAL | PACKED, 256, "hopper.forward", 1},
+        {FDM_FORWARD, INTERVALS | CAUSAL, 64, "hopper.forward", 1},
+        {FDM_FORWARD, MASK | ROWS, 128, "hopper.forward", 0},
+        {FDM_FORWARD, BIAS, 128, "mma.forward", 0},
+        {FDM_BACKWARD, 0, 128, "hopper.backward", 1},
+        {FDM_BACKWARD, CAUSAL | PACKED, 64, "hopper.backward", 1},
+        {FDM_BACKWARD, MASK | BIAS | ROWS, 128, "hopper.backward", 1},
+        {FDM_BACKWARD, INTERVALS | SOFTCAP, 96, "hopper.backward", 1},
+        {FDM_BACKWARD, CAUSAL, 256, "hopper.backward_2pass", 1},
+        {FDM_BACKWARD, INTERVALS | PACKED, 160, "hopper.backward_2pass", 1},
+        {FDM_BACKWARD, MASK | ROWS, 256, "mma.backward", 0},
+    };
+    fdm_device device = {.struct_bytes = sizeof device};
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = hopper_problem(cases[i].features, 8192, cases[i].head_dim);
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+        p.pass = cases[i].pass;
+        p.needs_dq = p.needs_dk = p.needs_dv = p.pass == FDM_BACKWARD;
+        p.has_row_intervals = 1;
+        p.row_ranges = 2;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].kernel);
+        int planned = 0;
+        const int32_t count =
+            strncmp(plan.kernel, "hopper", 6) == 0 ? family_hopper.launches(&family_hopper, &plan, requests) : 0;
+        for (int32_t n = 0; n < count; n++)
+            planned |= strcmp(requests[n].entry, "tile_plan") == 0;
+        assert_int_equal(planned, cases[i].planned);
     }
 }
 
@@ -484,6 +532,7 @@ int main(void) {
                                        cmocka_unit_test(backward_takes_what_it_names),
                                        cmocka_unit_test(backward_keeps_an_order),
                                        cmocka_unit_test(wide_takes_wide_heads),
+                                       cmocka_unit_test(plans_row_intervals),
                                        cmocka_unit_test(registers_fit),
                                        cmocka_unit_test(forward_takes_the_shortest_way),
                                        cmocka_unit_test(forward_takes_the_items_that_end_first),
