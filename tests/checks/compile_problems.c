@@ -114,6 +114,7 @@ static const struct backward_set sets[] = {
     {.intervals = 4, .varlen = 1, .deterministic = 1},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 6, .varlen = 1, .softcap = 1, .unaligned = 1},
     {.window = 1, .mask = 1},
+    {.window = 1, .mask = 1, .varlen = 1},
     {.intervals = 1, .varlen = 1}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 

@@ -46,6 +46,8 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define F16     (DTYPE == GPU_FLOAT16)
 #define PLANNED (KEYED || ROW_INTERVALS)
+/* Ranges of a partial tile are read when S is there, else while it is made: then registers are short. */
+#define LATE_RANGES VARLEN
 
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
@@ -404,6 +406,8 @@ struct consumer {
             const float of_pair = BIAS ? unpack((uint16_t)(bias[half][i / 16][i / 4 % 4] >> i % 2 * 16)) : 0;
             s[i] = exponent_of(s[i], a.in.in, unit, of_pair, lse[half], BIAS ? low[half] : 0);
         }
+        if (KEYED && LATE_RANGES && is_partial())
+            find_ranges();
         if (KEYED && is_partial())
             hide_ranges();
         if (!KEYED && (key + BLOCK_N > last_key(a.in.in, at, row) + 1 || key < first_key(a.in.in, at, row + 63))) {
@@ -523,7 +527,7 @@ struct consumer {
                     fence_proxy_async();
                 multiply_dov(step);
                 wgmma_commit_group();
-                if (KEYED && is_partial())
+                if (KEYED && !LATE_RANGES && is_partial())
                     find_ranges();
                 wgmma_wait_group<1>(s);
                 wgmma_wait_group<1>(dq);
