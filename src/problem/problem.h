@@ -19,7 +19,7 @@ struct score_view {
     int64_t group; /* query heads that share one head of this tensor */
 };
 
-/* Intervals: start and end of (b, h, n, i): of keys i counts keys, and n is 0; of rows i counts rows, and n their ranges.
+/* Intervals: start and end of (b, h, n, i): of keys i counts keys, and n is 0; of rows i counts rows, and n ranges.
  * varlen: batch is 0 and i counts from the start of the packed tensor. */
 struct interval_view {
     const int32_t *start, *end; /* NULL when absent */
