@@ -40,6 +40,11 @@ static uint16_t bfloat16(float value) {
     return (uint16_t)(bits >> 16);
 }
 
+static void fill(uint16_t *data, int64_t count, int seed) {
+    for (int64_t i = 0; i < count; i++)
+        data[i] = bfloat16(sinf((float)(seed * 1000 + i)));
+}
+
 /* This rank's rows of a whole tensor, one behind the other. */
 static void shard(const fdm_layout *layout, const uint16_t *whole, uint16_t *own) {
     const fdm_range *ranges;
@@ -80,6 +85,29 @@ static double milliseconds(const struct call *c) {
     return 1e3 * seconds / REPEATS;
 }
 
+/* Which rows lie where, what this rank does, and whether the other one does the same. */
+static void plan_ranks(const fdm_device *device, const fdm_problem *problem, fdm_communicator *communicator,
+                       fdm_layout **layout, fdm_ranks_plan **plan) {
+    const fdm_layout_wish wish = {
+        .struct_bytes = sizeof wish, .kind = FDM_LAYOUT_ZIGZAG, .ranks = 2, .total = problem->seqlen_q, .block = 512};
+    const fdm_ranks_options options = {.struct_bytes = sizeof options, .rank = rank, .algorithm = FDM_RANKS_GATHER};
+    fdm_rank_mask mask = fdm_rank_mask_default();
+    mask.causal = 1;
+    mask.seqlen_q = mask.seqlen_k = problem->seqlen_q;
+    check(fdm_layout_create(&wish, layout));
+    const fdm_status planned = fdm_plan_ranks(device, problem, *layout, NULL, &mask, &options, plan);
+    const fdm_status agreed = fdm_agree(*plan, communicator); /* without a plan too: so the other one hears of it */
+    check(planned ? planned : agreed);
+}
+
+static void report(const fdm_ranks_plan_info *info, double of_one, double of_both, int64_t unequal) {
+    printf(
+        "rank %d: %lld rows, %s, fetched %lld keys (%lld bytes) in %d sets; one GPU %.3f ms, two %.3f ms (%.2f times "
+        "as fast); %lld numbers differ\n",
+        rank, (long long)info->rows, fdm_rank_algorithm_name(info->algorithm), (long long)info->keys_fetched,
+        (long long)info->bytes_received, info->num_sets, of_one, of_both, of_one / of_both, (long long)unequal);
+}
+
 static int attend(const uint8_t *id, int64_t rows) {
     const size_t bytes = (size_t)(rows * ROW) * sizeof(uint16_t);
     uint16_t *whole[4], *own = malloc(bytes), *result = malloc(bytes);
@@ -87,8 +115,7 @@ static int attend(const uint8_t *id, int64_t rows) {
     fdm_tensor all[4];
     for (int t = 0; t < 4; t++) { /* q, k, v and out, the same numbers in both processes */
         whole[t] = malloc(bytes);
-        for (int64_t i = 0; i < rows * ROW; i++)
-            whole[t][i] = bfloat16(sinf((float)(t * 1000 + i)));
+        fill(whole[t], rows * ROW, t);
         all[t] = (fdm_tensor){device_memory(bytes, whole[t]), gpu, 4, fdm_data_type_of(FDM_BFLOAT16), shape, NULL, 0};
     }
     fdm_tensors tensors = {.struct_bytes = sizeof tensors, .q = &all[0], .k = &all[1], .v = &all[2], .out = &all[3]};
@@ -108,25 +135,14 @@ static int attend(const uint8_t *id, int64_t rows) {
     const double of_one = milliseconds(&one);
     check(fdm_memory_copy(whole[3], host, all[3].data, gpu, bytes));
 
-    /* Two: which rows lie where, what this rank does, and whether the other one does the same. */
+    /* Two: what this rank does, and its rows. */
     fdm_communicator communicator = {.struct_bytes = sizeof communicator};
     fdm_layout *layout = NULL;
     fdm_ranks_plan *ranks = NULL;
     fdm_ranks_plan_info info = {.struct_bytes = sizeof info};
-    fdm_rank_mask mask = fdm_rank_mask_default();
-    const fdm_layout_wish wish = {
-        .struct_bytes = sizeof wish, .kind = FDM_LAYOUT_ZIGZAG, .ranks = 2, .total = rows, .block = 512};
-    const fdm_ranks_options wishes = {.struct_bytes = sizeof wishes, .rank = rank, .algorithm = FDM_RANKS_GATHER};
-    mask.causal = 1;
-    mask.seqlen_q = mask.seqlen_k = rows;
     check(fdm_nccl_communicator_of_id(id, 2, rank, gpu.index, TIMEOUT_MS, &communicator));
-    check(fdm_layout_create(&wish, &layout));
-    const fdm_status planned = fdm_plan_ranks(&device, &problem, layout, NULL, &mask, &wishes, &ranks);
-    const fdm_status agreed = fdm_agree(ranks, &communicator); /* without a plan too, so that the other one hears of it */
-    check(planned ? planned : agreed);
+    plan_ranks(&device, &problem, &communicator, &layout, &ranks);
     check(fdm_ranks_plan_query(ranks, &info));
-
-    /* This rank's rows. */
     shape[1] = info.rows;
     for (int t = 0; t < 3; t++) {
         shard(layout, whole[t], own);
@@ -144,10 +160,7 @@ static int attend(const uint8_t *id, int64_t rows) {
     int64_t unequal = 0;
     for (int64_t i = 0; i < info.rows * ROW; i++)
         unequal += own[i] != result[i];
-    printf("rank %d: %lld rows, %s, fetched %lld keys (%lld bytes) in %d sets; one GPU %.3f ms, two %.3f ms (%.2f times as "
-           "fast); %lld numbers differ\n",
-           rank, (long long)info.rows, fdm_rank_algorithm_name(info.algorithm), (long long)info.keys_fetched,
-           (long long)info.bytes_received, info.num_sets, of_one, of_both, of_one / of_both, (long long)unequal);
+    report(&info, of_one, of_both, unequal);
 
     for (int t = 0; t < 4; t++) {
         check(fdm_memory_release(gpu, all[t].data));

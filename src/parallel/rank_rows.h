@@ -4,8 +4,8 @@
 
 #include "cuda/constants.h"
 
-#define RANK_ROWS_CONSTANTS(X)                                                     \
-    X(ACTION) /* one of those below */                                             \
+#define RANK_ROWS_CONSTANTS(X)         \
+    X(ACTION) /* one of those below */ \
     X(UNIT)   /* bytes that a thread reads at once: 16, 4, or, of a copy, 2 or 1 */
 
 #define RANK_ROWS_COPY     0

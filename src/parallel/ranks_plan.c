@@ -124,8 +124,8 @@ static fdm_status check_sums(const fdm_ranks_plan *plan) {
     const fdm_problem *p = &plan->problem;
     const int has_parts = p->needs_dk || p->needs_dv;
     if (plan->device.id.type == FDM_CUDA && p->dtype == FDM_FLOAT32 && has_parts)
-        return error_set(FDM_ERROR_UNSUPPORTED, "q is float32; on CUDA devices dk and dv over ranks are those of 16-bit "
-                                                "tensors, but by ulysses");
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "q is float32; on CUDA devices dk and dv over ranks are of 16-bit tensors, but by ulysses");
     return FDM_OK;
 }
 

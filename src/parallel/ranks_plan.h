@@ -63,7 +63,7 @@ struct fdm_ranks_plan {
     size_t call_bytes; /* of the workspace of one call of attention */
     size_t workspace_bytes;
     int64_t messages_max;  /* of an exchange, one way */
-    fdm_message *messages; /* CUDA: room on the host for those of an exchange, both ways; else they are in the workspace */
+    fdm_message *messages; /* CUDA: room for those of an exchange, both ways; else they are in the workspace */
     int32_t sm_margin;
     int32_t num_calls;
     char choice[64];

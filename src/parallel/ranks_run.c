@@ -163,8 +163,12 @@ fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tens
                               .base = workspace,
                               .at = workspace};
     const int64_t bytes = plan->messages_max * (int64_t)sizeof(fdm_message);
-    call.sends = plan->messages ? plan->messages : (fdm_message *)(void *)call_take(&call, bytes);
-    call.receives = plan->messages ? plan->messages + plan->messages_max : (fdm_message *)(void *)call_take(&call, bytes);
+    call.sends = plan->messages;
+    call.receives = plan->messages + plan->messages_max;
+    if (!plan->messages) {
+        call.sends = (fdm_message *)(void *)call_take(&call, bytes);
+        call.receives = (fdm_message *)(void *)call_take(&call, bytes);
+    }
     status = ranks_run(&call, plan->algorithm);
     status = status ? status : call.status;
     return status ? leave(communicator, status) : FDM_OK;

@@ -44,11 +44,10 @@ fdm_status rows_on_device(int32_t device, const struct move *move, void *stream)
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "%lld rows of %lld bytes travel at once; CUDA devices take fewer than 2^31 of both",
                          (long long)count, (long long)m.width);
-    const int32_t unit = unit_of(&m, rounds), action = rounds                 ? m.dtype == FDM_FLOAT16
-                                                                                    ? RANK_ROWS_FLOAT16
-                                                                                    : RANK_ROWS_BFLOAT16
-                                                       : m.action == MOVE_ADD ? RANK_ROWS_ADD
-                                                                              : RANK_ROWS_COPY;
+    const int32_t unit = unit_of(&m, rounds),
+                  action = rounds                 ? m.dtype == FDM_FLOAT16 ? RANK_ROWS_FLOAT16 : RANK_ROWS_BFLOAT16
+                           : m.action == MOVE_ADD ? RANK_ROWS_ADD
+                                                  : RANK_ROWS_COPY;
     struct rank_rows_params params = {.from = side_of(&m.from),
                                       .to = side_of(&m.to),
                                       .count = (uint32_t)count,

@@ -238,8 +238,7 @@ static fdm_status execute(const struct execution *e, fdm_communicator *c) {
         status = fdm_memory_allocate(id, (size_t)info.workspace_bytes, &workspace);
     if (plan && !agreed) { /* without a workspace it fails, and its peers hear of it */
         describe_tensors(&own, memory, info.rows, e->pass);
-        const fdm_status ran =
-            fdm_execute_ranks(plan, &own.tensors, workspace, (size_t)info.workspace_bytes, c, NULL);
+        const fdm_status ran = fdm_execute_ranks(plan, &own.tensors, workspace, (size_t)info.workspace_bytes, c, NULL);
         status = status ? status : ran;
     }
     if (!status)

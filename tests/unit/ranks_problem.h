@@ -219,6 +219,38 @@ static fdm_status run_whole(struct problem *p) {
     return status ? status : fdm_attention_backward(&t, &p->options, NULL);
 }
 
+/* ---- where ranks compute ---- */
+
+static int on_cuda(void) { return getenv("FDM_TEST_DEVICE") && strcmp(getenv("FDM_TEST_DEVICE"), "cuda") == 0; }
+static fdm_device_id ranks_device(void) { return (fdm_device_id){on_cuda() ? FDM_CUDA : FDM_CPU, 0}; }
+
+static void *device_memory(size_t bytes, const void *content) {
+    static const fdm_device_id host = {FDM_CPU, 0};
+    void *memory = NULL;
+    fdm_status status = fdm_memory_allocate(ranks_device(), bytes, &memory);
+    if (!status)
+        status = content ? fdm_memory_copy(memory, ranks_device(), content, host, bytes)
+                         : fdm_memory_fill(ranks_device(), memory, 0xff, bytes);
+    return status ? NULL : memory;
+}
+
+struct shard {
+    char *data;
+    fdm_tensor tensor;
+    int64_t shape[4];
+};
+
+/* To where the ranks compute; then back to s->data. */
+static void send_shard(struct shard *s) {
+    s->tensor.device = ranks_device();
+    s->tensor.data = device_memory((size_t)elements(&s->tensor) * 8 + 8, s->data);
+}
+static void fetch_shard(struct shard *s) {
+    static const fdm_device_id host = {FDM_CPU, 0};
+    fdm_memory_copy(s->data, host, s->tensor.data, ranks_device(), (size_t)elements(&s->tensor) * 8 + 8);
+    fdm_memory_release(ranks_device(), s->tensor.data);
+}
+
 static void release_problem(struct problem *p) {
     for (int n = 0; n < COUNT; n++)
         free(p->all[n].data);

@@ -18,12 +18,6 @@
 
 /* ---- shards ---- */
 
-struct shard {
-    char *data;
-    fdm_tensor tensor;
-    int64_t shape[4];
-};
-
 /* Between a rank's rows of an axis and the whole. back: into the whole, else from it. */
 static void move(struct whole *w, const fdm_layout *layout, int32_t rank, struct shard *s, int32_t axis, int back) {
     const int64_t unit = fdm_dtype_bytes(fdm_dtype_of(&w->tensor));
@@ -69,30 +63,6 @@ static int is_written(const struct problem *p, int which) {
 }
 
 /* ---- a rank ---- */
-
-static int on_cuda(void) { return getenv("FDM_TEST_DEVICE") && strcmp(getenv("FDM_TEST_DEVICE"), "cuda") == 0; }
-static fdm_device_id ranks_device(void) { return (fdm_device_id){on_cuda() ? FDM_CUDA : FDM_CPU, 0}; }
-
-static void *device_memory(size_t bytes, const void *content) {
-    static const fdm_device_id host = {FDM_CPU, 0};
-    void *memory = NULL;
-    fdm_status status = fdm_memory_allocate(ranks_device(), bytes, &memory);
-    if (!status)
-        status = content ? fdm_memory_copy(memory, ranks_device(), content, host, bytes)
-                         : fdm_memory_fill(ranks_device(), memory, 0xff, bytes);
-    return status ? NULL : memory;
-}
-
-/* To where the ranks compute; then back to s->data. */
-static void send_shard(struct shard *s) {
-    s->tensor.device = ranks_device();
-    s->tensor.data = device_memory((size_t)elements(&s->tensor) * 8 + 8, s->data);
-}
-static void fetch_shard(struct shard *s) {
-    static const fdm_device_id host = {FDM_CPU, 0};
-    fdm_memory_copy(s->data, host, s->tensor.data, ranks_device(), (size_t)elements(&s->tensor) * 8 + 8);
-    fdm_memory_release(ranks_device(), s->tensor.data);
-}
 
 struct results {
     struct problem *p;

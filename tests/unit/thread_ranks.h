@@ -14,9 +14,9 @@ struct thread_ranks {
     pthread_cond_t changed;
     int32_t ranks, waiting, left; /* left: a rank is gone */
     int64_t turn;
-    int64_t calls;    /* of exchange() and share(), by all ranks */
-    int64_t fail_at;  /* the call that fails, 0 = none */
-    int64_t leave_at; /* the call in which a rank never answers */
+    int64_t calls;          /* of exchange() and share(), by all ranks */
+    int64_t fail_at;        /* the call that fails, 0 = none */
+    int64_t leave_at;       /* the call in which a rank never answers */
     int32_t device_type;    /* of messages: 0 or FDM_CPU, or FDM_CUDA: device 0, which one rank at a time uses */
     pthread_mutex_t device; /* CUDA: held by the rank that runs */
     struct {
