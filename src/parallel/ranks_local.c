@@ -110,6 +110,8 @@ fdm_status local_check(const fdm_ranks_plan *plan, const fdm_tensors *given) {
         return error_set(FDM_ERROR_UNSUPPORTED, "packed sequences, lengths and caches are not computed over ranks");
     if (given->row_start || given->row_end || given->block_mask)
         return error_set(FDM_ERROR_UNSUPPORTED, "row intervals and block masks are not computed over ranks");
+    if (given->mask_plan)
+        return error_set(FDM_ERROR_UNSUPPORTED, "mask_plan is given; it is of one rank's call");
     if (given->interval_start || given->interval_end)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "interval_start and interval_end are the plan's; give NULL");
     for (int at = 0; !status && at < NUM_PLACES; at++) {

@@ -13,7 +13,7 @@ layouts! {
     fdm_data_type 4 2 { code 0 bits 1 lanes 2 }
     fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
     fdm_cache 104 8 { struct_bytes 0 rotary_interleaved 4 block_table 8 page_start 16 cache_row 24 lengths 32 first_key 40 k_new 48 v_new 56 cu_seqlens_new 64 rotary_cos 72 rotary_sin 80 rotary_start 88 fault 96 }
-    fdm_tensors 216 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 row_start 192 row_end 200 block_mask 208 }
+    fdm_tensors 224 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 row_start 192 row_end 200 block_mask 208 mask_plan 216 }
     fdm_options 160 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 tune 112 add_dkv 120 sm_margin 128 invariance 136 num_splits 144 split_keys 152 }
     fdm_executor 24 8 { context 0 num_threads 8 run 16 }
     fdm_allocator 24 8 { context 0 allocate 8 release 16 }
@@ -32,6 +32,7 @@ layouts! {
     fdm_kept_choice 1544 8 { struct_bytes 0 num_samples 4 num_threads 8 reserved 12 kernel 16 choice 64 rule_kernel 128 rule_choice 176 seconds 240 rule_seconds 248 date 256 key 264 maker 1160 file 1288 ignored 1416 }
     fdm_key_rules 64 8 { struct_bytes 0 document_ids 8 prefix_lengths 16 window_sizes 24 interval_start 32 interval_end 40 cu_seqlens_q 48 cu_seqlens_k 56 }
     fdm_topk_slots 48 8 { struct_bytes 0 key 8 bias 16 length 24 k 32 v 40 }
+    fdm_tile_plan 480 8 { struct_bytes 0 reserved 4 memory 8 memory_bytes 16 device 24 batches 32 heads 40 row_tiles 48 key_words 56 seen 64 full 72 problem 80 }
     fdm_append_tensors 80 8 { struct_bytes 0 k 8 v 16 cache 24 slots 32 positions 40 q 48 cu_seqlens_q 56 q_out 64 stream 72 }
     fdm_setting_info 96 8 { struct_bytes 0 valid 4 name 8 description 72 allowed 80 value 88 }
     fdm_cache_info 800 8 { struct_bytes 0 num_ignored 4 folder 8 num_entries 520 bytes 528 limit_bytes 536 ignored 544 }
@@ -167,6 +168,8 @@ exported! {
     fdm_topk_fill
     fdm_topk_append
     fdm_count_visible
+    fdm_mask_plan_bytes
+    fdm_mask_plan
     fdm_cache_append
     fdm_setting_list
     fdm_cache_folder
