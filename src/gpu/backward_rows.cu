@@ -28,7 +28,7 @@ BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ROUNDS       (16 / ROWS_AT_ONCE)
 #define TOGETHER     (DTYPE == GPU_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
 
-/* Where the block is in the grid. */
+/* The coordinates of the block. */
 #define GRID_X     (FOLDED ? blockIdx.x % a.grid_x : blockIdx.x)
 #define GRID_HEAD  ((int)(FOLDED ? blockIdx.x / a.grid_x % a.grid_y : blockIdx.y))
 #define GRID_BATCH ((int)(FOLDED ? blockIdx.x / a.grid_x / a.grid_y : blockIdx.z))
@@ -64,7 +64,7 @@ __device__ __forceinline__ void clear_rest(const struct gpu_backward_params &a) 
         if (!VARLEN)
             m.data += m.data ? b * m.batch * ELEMENT_BYTES : 0;
         if (m.data)
-            clear_rest_rows(m, rows, head, columns, threadIdx.x, THREADS);
+            clear_unused_rows(m, rows, head, columns, threadIdx.x, THREADS);
     };
     const auto clear_all = [&](struct row_range q, struct row_range k) {
         clear(a.dq, q, h, in.head_dim);
@@ -85,12 +85,12 @@ __device__ __forceinline__ void clear_rest(const struct gpu_backward_params &a) 
     if (!VARLEN)
         return;
     if (b == 0)
-        clear_all(rest_before_all(in.cu_seqlens_q, in.total_q), rest_before_all(in.cu_seqlens_k, in.total_k));
-    clear_all(rest_after(in.cu_seqlens_q, b, in.batch, in.total_q, in.seqlen_q),
-              rest_after(in.cu_seqlens_k, b, in.batch, in.total_k, in.seqlen_k));
+        clear_all(unused_before_all(in.cu_seqlens_q, in.total_q), unused_before_all(in.cu_seqlens_k, in.total_k));
+    clear_all(unused_after(in.cu_seqlens_q, b, in.batch, in.total_q, in.seqlen_q),
+              unused_after(in.cu_seqlens_k, b, in.batch, in.total_k, in.seqlen_k));
 }
 
-/* Sums of the bias' gradient begin at 0. */
+/* Sets the sums of the bias' gradient to 0. */
 __device__ __forceinline__ void clear_sums(const struct gpu_backward_params &a) {
     const int64_t block = blockIdx.x + (int64_t)gridDim.x * (blockIdx.y + (int64_t)gridDim.y * blockIdx.z);
     const int64_t blocks = (int64_t)gridDim.x * gridDim.y * gridDim.z;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void clear_sums(const struct gpu_backward_params &a) 
         a.dbias_sums[n] = 0;
 }
 
-/* So do elements that no pair may write: 16 rows of the gradient of a bias that belongs to one batch and head. */
+/* Sets 16 rows of the gradient of a bias of one batch and head to 0, as pairs may leave elements unwritten. */
 __device__ __forceinline__ void clear_dbias(const struct gpu_backward_params &a, int first_row) {
     for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
         char *to = (char *)a.dbias.data +
@@ -119,7 +119,7 @@ typedef uint16_t element;
 __device__ __forceinline__ float number(element x) { return unpack(x); }
 #endif
 
-/* Sum of x * y over elements one by one. */
+/* The sum of x * y over elements, one by one. */
 __device__ __forceinline__ float add_elements(const char *x, const char *y, int count) {
     float sum = 0;
     for (int e = 0; e < count; e++)
@@ -193,7 +193,7 @@ __device__ __forceinline__ float sum_of_row(const struct gpu_backward_params &a,
     return mine;
 }
 
-/* Sums of dQ begin at 0, and so does the semaphore of 16 rows. */
+/* Sets the sums of dQ, and the semaphore of 16 rows, to 0. */
 __device__ __forceinline__ void clear_dq(const struct gpu_backward_params &a, const struct rows &at) {
     const int lane = threadIdx.x % 32;
     float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
@@ -266,7 +266,7 @@ __device__ __forceinline__ void join_sink(const struct gpu_backward_params &a, c
 #endif
 
 extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant__ struct gpu_backward_params a) {
-    griddepcontrol_launch_dependents(); /* those that may begin wait for this one's end by themselves */
+    griddepcontrol_launch_dependents(); /* kernels that begin early wait for this one's end by themselves */
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
@@ -303,7 +303,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
     if (lse == __int_as_float(0x7f800000))
         mine = 0; /* also where dO or dlse is not finite */
 
-#if __CUDA_ARCH__ >= 900 /* who reads it; registers are short before */
+#if __CUDA_ARCH__ >= 900 /* the lane that reads it; registers are short before 9.0 */
     const bool empty = __any_sync(0xffff, row < at.seqlen_q && lse == __int_as_float(0x7f800000));
     if (a.empty && lane == 0)
         a.empty[(at.begin + at.first) / 16] = empty;
@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     const uint32_t tile = shared_address(shared) + threadIdx.x / 32 * 16 * HEAD_DIM * 2;
     const float *sums = a.dq_sums + (at.begin + at.first) * HEAD_DIM;
-    constexpr int together = HEAD_DIM % 128 == 0 ? 16 : HEAD_DIM % 64 == 0 ? 8 : 4; /* loads under way */
+    constexpr int together = HEAD_DIM % 128 == 0 ? 16 : HEAD_DIM % 64 == 0 ? 8 : 4; /* loads in flight */
 #    pragma unroll 1
     for (int first = 0; first < HEAD_DIM / 8; first += together) {
         float4 x[together];
@@ -384,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row >= a.key_rows || !to.data || count <= 0)
         return;
     const int64_t batch = VARLEN ? 0 : row / a.in.seqlen_k, key = VARLEN ? row : row % a.in.seqlen_k;
-    if (VARLEN && is_rest(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k, a.in.seqused_k))
+    if (VARLEN && is_unused(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k, a.in.seqused_k))
         return; /* no part has written it */
     if (!VARLEN && SEQUSED && key >= used_of(a.in.seqused_k, (int)batch, a.in.seqlen_k))
         return;

@@ -1,11 +1,11 @@
 /* block_mask.cu: which tiles of a dense mask are hidden, partial or full.
  *
- * Idea: a mask is shared by many heads and read by each of their blocks; looked at once here, each block then lists its
- * tiles from one byte a tile. One warp a tile; 16 bytes a load where rows are contiguous and aligned. Bound by memory:
- * the mask is read once.
+ * Idea: many heads share a mask, and each of their blocks would read it. This kernel reads it once; each block then
+ * lists its tiles from one byte a tile. A warp has a tile, and loads 16 bytes at a time where rows are contiguous and
+ * aligned. Bound by memory: the mask is read once.
  *
- * Grid: groups of WARPS tiles of keys, of all row blocks, heads and batches of the mask in turn; where there are more
- * than a grid has blocks, a block takes several. */
+ * Grid: groups of WARPS tiles of keys, of all row blocks, heads and batches of the mask in turn; where there are
+ * more than a grid has blocks, a block takes several. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/block_mask.h"
 

@@ -1,10 +1,10 @@
-/* block_order.cu: of each head of key intervals, in which order the blocks of keys of a backward begin, and whether the
- * keys lie scattered.
+/* block_order.cu: the order in which the key blocks of a backward begin, for each head of key intervals, and whether
+ * the head's keys lie scattered.
  *
  * Idea: a block walks the tiles of rows from the first row that sees one of its keys to the last. Where keys see less
- * than half of what their blocks walk, they are scattered: key_sort.cu puts them in order. Elsewhere, of documents and
- * prefixes, they stay, and the longest walks begin: these are ranked by counting. 32 keys of a block, evenly spread,
- * stand for all, since what is found here decides about time alone.
+ * than half of what their blocks walk, they are scattered: key_sort.cu sorts them. Elsewhere, as in documents and
+ * prefixes, they stay, and the longest walks begin first: a count ranks the walks. 32 keys of a block, evenly spread,
+ * stand for all, since the result affects time alone.
  *
  * Grid: a block for each head and batch. Its warps take TOGETHER blocks of keys each; then its threads one. */
 #include "cuda/ptx/launch.cuh"
@@ -14,8 +14,7 @@
 
 enum { WARPS = BLOCK_ORDER_THREADS / 32, TOGETHER = 8, ROWS_OF_A_TILE = 64 };
 
-/* What a block of keys walks, and what a key sees of it in the mean, in rows: the walk is of whole tiles. Each lane has
- * one of its keys. */
+/* The rows that a key block walks, in whole tiles, and the mean number of them that see a key. Each lane has a key. */
 struct walk {
     int rows;
     float seen;
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_ORDER_THREADS)
     float all_walked = 0, all_seen = 0;
     griddepcontrol_launch_dependents();
     for (int from = warp; from < a.blocks; from += WARPS * TOGETHER) {
-        struct key_bounds keys[TOGETHER]; /* loads are under way together */
+        struct key_bounds keys[TOGETHER]; /* their loads are in flight together */
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++)
             keys[i] = rows_of_key(a.in, s, head, (from + i * WARPS) * a.block_n + lane * (a.block_n - 1) / 31);
@@ -67,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_ORDER_THREADS)
         to[0] = 2 * all_seen < all_walked;
     for (int block = threadIdx.x; block < a.blocks; block += BLOCK_ORDER_THREADS) {
         int place = block;
-        if (a.blocks <= BLOCK_ORDER_RANKED) { /* how many walk more, or as much and come before */
+        if (a.blocks <=
+            BLOCK_ORDER_RANKED) { /* its rank is the number of blocks that walk more, or as much and come before */
             place = 0;
 #pragma unroll 8
             for (int n = 0; n < a.blocks; n++)

@@ -8,8 +8,8 @@
 
 #include "gpu/forward_params.h"
 
-/* One of the indices, of which one of 4 bytes below 0 is a large number here: no page has it. It is under way until it
- * is used. */
+/* Loads an index. A negative one of 4 bytes becomes a large number, which no page has. The load is in flight until the
+ * index is used. */
 __device__ __forceinline__ uint64_t index_bits(const char *at, int bytes) {
     uint64_t index;
     if (bytes == 8)
@@ -22,18 +22,18 @@ __device__ __forceinline__ int64_t index_at(const struct gpu_indices &list, int6
     const char *at = list.data + row * list.row * list.bytes;
     return list.bytes == 8 ? *(const int64_t *)at : *(const int32_t *)at;
 }
-/* One of int32 [B]. */
+/* An element of int32 [B]. */
 __device__ __forceinline__ int index_of(const struct gpu_indices &list, int batch) {
     return ((const int32_t *)list.data)[batch * list.row];
 }
 
-/* As many as the list says, from 0 to `most`. */
+/* The number in the list, limited to 0 .. most; without a list, `most`. */
 __device__ __forceinline__ int used_of(const struct gpu_indices &used, int batch, int most) {
     return used.data ? min(max(index_of(used, batch), 0), most) : most;
 }
 
-/* The keys of a sequence: all, those before what the call appends, the first that is visible, the first of its new ones
- * in k_new; its row of the table, and where its entries begin. */
+/* The keys of a sequence: how many there are, how many of them the call does not append, the first visible one, the row
+ * in k_new of its first new one; its row of the table, and the address of its first entry. */
 struct cached_keys {
     int seqlen_k, cached, first_key, new_begin, list;
     bool is_list, is_range; /* the row is there; of a ragged table, the list lies within it */
@@ -73,7 +73,7 @@ __device__ __forceinline__ struct cached_keys find_cached_keys(const struct gpu_
     return s;
 }
 
-/* Where a key lies: its row in a page, or -1 - n of row n of the new keys, or nowhere; and the entry of the table that
+/* The place of a key: its row in a page, -1 - n for row n of the new keys, or NO_ROW; and the entry of the table that
  * names its page. */
 #define NO_ROW (-0x7fffffff - 1)
 struct page_entry {
@@ -95,7 +95,7 @@ __device__ __forceinline__ struct page_entry find_page_entry(const struct gpu_ca
     return entry;
 }
 
-/* The same with the number of the page, which is under way. */
+/* The same with the number of the page, whose load may be in flight. */
 struct page_row {
     uint64_t page;
     int row;
@@ -106,7 +106,8 @@ __device__ __forceinline__ struct page_row find_page_row(const struct gpu_cache 
     return {entry.at ? index_bits(entry.at, c.table.bytes) : (uint32_t)s.list, entry.row};
 }
 
-/* Its address in the pages of one KV head, or in the new rows; NULL: its page is none, and it is not visible. */
+/* The key's address in the pages of one KV head, or in the new rows. It is NULL where the cache has no such page: the
+ * key is not visible. */
 template <int element_bytes>
 __device__ __forceinline__ const char *row_address(const struct gpu_cache &c, const struct page_row &at,
                                                    const struct gpu_matrix &pages, const struct gpu_matrix &added,

@@ -4,7 +4,7 @@
  * weighted sum of V. Both are kept, not their logarithm: where every score is a huge negative bias, that would lose how
  * many keys a split saw. A split that saw no key has maximum -inf and weight 0. Bound by memory: reads num_splits *
  * rows * (Dv + 2) floats. One block a row; each warp adds every fourth split, in order, and the warps' sums are added
- * in order. Few rows are many dependent reads: the first splits' are under way before their weights are known.
+ * in order. A row makes many dependent reads: those of the first splits are issued before their weights are known.
  *
  * Grid: rows of all heads. */
 #include "cuda/ptx/launch.cuh"
@@ -20,7 +20,7 @@
 
 static_assert(GPU_SPLITS_MAX <= THREADS, "a thread for each split");
 
-/* Over the block, in an order that does not change. */
+/* The sum over the block, in a fixed order. */
 __device__ __forceinline__ float over_block(float x, float *scratch, bool maximum) {
 #pragma unroll
     for (int step = 16; step; step /= 2) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ float4 add_weighted(float4 sum, float weight, float4 
     return make_float4(sum.x + weight * x.x, sum.y + weight * x.y, sum.z + weight * x.z, sum.w + weight * x.w);
 }
 
-/* Four columns of the row's parts in splits `split`, `split` + COMBINE_SPLITS_WARPS and so on. */
+/* Loads four columns of the row's parts in splits `split`, `split` + COMBINE_SPLITS_WARPS and so on. */
 __device__ __forceinline__ void read_parts(float4 (&part)[AT_ONCE], const struct gpu_forward_params &a,
                                            int64_t all_rows, int64_t row, int split, int column) {
     const float *at = a.partial_out + (split * all_rows + row) * a.head_dim_v + column;
@@ -74,10 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64_t row = blockIdx.x, rows = VARLEN ? a.total_q : a.seqlen_q;
     const int64_t i = row % rows, head = row / rows % a.heads, batch = row / rows / a.heads;
     griddepcontrol_wait();
-    const bool rest = VARLEN ? is_rest(a.cu_seqlens_q, a.batch, (int)i, a.total_q, a.seqlen_q, a.seqused_q)
+    const bool rest = VARLEN ? is_unused(a.cu_seqlens_q, a.batch, (int)i, a.total_q, a.seqlen_q, a.seqused_q)
                              : SEQUSED && i >= used_of(a.seqused_q, (int)batch, a.seqlen_q);
     if (rest) { /* no split has written it */
-        clear_rest_results(a, {(int)i, (int)i + 1}, (int)batch, (int)head, threadIdx.x, THREADS);
+        clear_unused_results(a, {(int)i, (int)i + 1}, (int)batch, (int)head, threadIdx.x, THREADS);
         return;
     }
     float4 part[AT_ONCE];
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x < a.num_splits)
         mine = *(const float2 *)&a.partial_rows[2 * (threadIdx.x * all_rows + row)];
     const float most = over_block(mine.x, maxima, true);
-    /* Where all scores are NaN no split has a maximum, but sums that are NaN. */
+    /* Where all scores are NaN no split has a maximum, and the sums are NaN. */
     const float weight = mine.x == most ? 1.0f : ex2_approx((mine.x - most) * LOG2_E);
     weights[threadIdx.x] = weight;
     const float sum = over_block(weight * mine.y, sums, false);

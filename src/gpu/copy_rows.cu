@@ -1,18 +1,19 @@
-/* copy_rows.cu: matrices of 16-bit elements to other strides, for kernels that want rows at multiples of 32 bytes.
+/* copy_rows.cu: copies matrices of 16-bit elements to other strides, for kernels that need rows at multiples of 32
+ * bytes.
  *
  * Idea: TMA brings a row that begins in the middle of a memory sector (32 bytes) at half the rate, and takes none that
  * begins in the middle of 16 bytes. Keys and values are read once for each block of query rows, so that one copy of
  * them costs less than the slow reads where these are many. Bound by memory: each element is read and written once.
  *
  * A block copies COPY_ROWS_ROWS rows of one head. A row belongs to 8, 16 or 32 neighbouring threads, 16 bytes each, so
- * that nothing is divided, which would take longer than the bytes; a thread has chunks of two or four rows in
+ * that no index is divided, which would take longer than the copy; a thread has chunks of two or four rows in
  * flight. Blocks of all heads of the same rows follow each other, since they lie side by side; sectors are written
  * whole. */
 #include "cuda/ptx/types.cuh"
 #include "gpu/copy_rows.h"
 
-/* Eight elements of a row from `at` on, by reads of `bytes`, of which `left` are the row's, at least one before `at` if
- * none is; else 0. Nothing branches, so that the reads of several chunks are under way together. */
+/* Loads eight elements of a row from `at` on, by reads of `bytes`. The row has `left` elements there; the others become
+ * 0. There is no branch, so that the reads of several chunks are in flight together. */
 template <int bytes> __device__ __forceinline__ uint4 load_chunk(const uint16_t *at, int left) {
     uint32_t word[4];
     if constexpr (bytes == 16) {

@@ -1,5 +1,5 @@
-/* dsink.cuh: the gradient of a head's sinks from what backward_prepare has left of each row, added in a fixed order and
- * rounded once, by one block of `threads` threads. For kernels with VARLEN and ROW_STEP. */
+/* dsink.cuh: the gradient of a head's sinks. One block of `threads` threads adds the shares of rows, which
+ * backward_prepare has left, in a fixed order, and rounds once. A kernel has VARLEN and ROW_STEP. */
 #ifndef FDM_DSINK_CUH
 #define FDM_DSINK_CUH
 
@@ -7,7 +7,7 @@
 #include "gpu/packed.cuh"
 #include "gpu/sinks.cuh"
 
-/* Of every `threads`-th four rows; what is behind the last row is 0. */
+/* The thread's sum over every `threads`-th group of four rows. Shares behind the last row are 0. */
 template <int threads> __device__ __forceinline__ float sum_shares(const struct gpu_backward_params &a, int head) {
     float sum = 0;
 #pragma unroll 1
@@ -31,7 +31,7 @@ template <int threads> __device__ __forceinline__ float sum_shares(const struct 
     return sum;
 }
 
-/* sums: shared memory of a float for each warp. */
+/* `sums` is shared memory with a float for each warp. */
 template <int threads>
 __device__ __forceinline__ void store_dsink(const struct gpu_backward_params &a, int head, float *sums) {
     float sum = sum_shares<threads>(a, head);

@@ -8,13 +8,13 @@
 
 #define NOT_A_NUMBER (__int_as_float(0x7fffffff))
 
-/* Of a word of two: not 0 where one of them is not finite, whose exponent has all its bits set: the complement of these
- * is 0, and borrows the bit above. */
+/* Not 0 where one of a word's two numbers is not finite. The exponent of such a number has all bits set: their
+ * complement is 0, and the subtraction borrows the bit above. */
 __device__ __forceinline__ uint32_t not_finite(uint32_t word) {
     constexpr uint32_t exponents = DTYPE == GPU_BFLOAT16 ? 0x7f807f80u : 0x7c007c00u;
     return ((~word & exponents) - 0x00010001u) & 0x80008000u;
 }
-/* Not 0 where one is NaN: above inf, but for its sign. */
+/* Not 0 where one of eight numbers is NaN. Without its sign, a NaN is above inf. */
 __device__ __forceinline__ uint32_t holds_nan(const uint32_t (&word)[4]) {
     constexpr uint32_t above_inf = DTYPE == GPU_BFLOAT16 ? 0x007f007fu : 0x03ff03ffu; /* carries past the highest bit */
     uint32_t nan = 0;
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint32_t holds_nan(const uint32_t (&word)[4]) {
         nan |= (word[i] & 0x7fff7fffu) + above_inf;
     return nan & 0x80008000u;
 }
-/* Bit n where one of the eight is NaN. */
+/* Bit n, where one of the eight numbers is NaN. */
 __device__ __forceinline__ uint32_t nan_bit(const uint32_t (&word)[4], int n) {
     return (uint32_t)(holds_nan(word) != 0) << n;
 }

@@ -1,9 +1,9 @@
-/* key_sort.cu: keys in the order of the last row that sees them, for the backwards.
+/* key_sort.cu: sorts keys by the last row that sees them, for the backwards.
  *
- * Idea: keys that rows stop seeing at about the same time belong into one tile. Among neighbouring keys of a dynamic
+ * Idea: keys that rows stop seeing at about the same time belong in one tile. Among neighbouring keys of a dynamic
  * mask some are seen to the end and most are not, so that nearly every tile of neighbours is active for nearly every
  * row; in this order a tile of long-lived keys stays and the others end early, or are never seen. Keys stay within
- * their group of KEY_SORT_KEYS, since what a tile may be seen by begins with its first key.
+ * their group of KEY_SORT_KEYS, since the first row that may see a tile follows from its first key.
  *
  * One block a group; a bitonic network (Batcher 1968) over 64-bit words of last row and number, in shared memory: no
  * two are equal, so the order is unique. Grid: groups of all heads and batches of the intervals; where there are more
@@ -12,7 +12,7 @@
 #include "gpu/key_sort.h"
 #include "gpu/numbers.h"
 
-/* Rows past the last one that sees key j; 0 where none does. */
+/* The row past the last one that sees key j; 0 where no row does. */
 __device__ __forceinline__ int last_row(const struct key_sort_params &a, int64_t batch, int64_t head, int64_t j) {
     if (j >= a.seqlen_k)
         return -1;

@@ -1,4 +1,4 @@
-/* merge.cu: two partial results over disjoint keys into one (Milakov and Gimelshein 2018).
+/* merge.cu: merges two partial results over disjoint keys (Milakov and Gimelshein 2018).
  *
  * Idea: each part's share of the sum of exponentials weighs its rows; a part whose lse is infinite has no keys and no
  * share, whatever its row holds. Bound by memory: each number is read once and written once.
@@ -13,7 +13,7 @@
 
 MERGE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-/* Of both parts in the sum of exponentials; and its logarithm in two floats. */
+/* The shares of both parts in the sum of exponentials, and the sum's logarithm in two floats. */
 struct shares {
     float one, two, lse, lse_low;
     bool empty1, empty2; /* an infinite lse: no keys, and no share */
@@ -41,7 +41,8 @@ __device__ __forceinline__ struct shares shares_of(float lse1, float low1, float
 
 /* ---- elements ---- */
 
-/* What a part without keys holds does not count, not even NaN; that of one with keys does, however small its share. */
+/* The row of a part without keys has no effect, even if it is NaN; that of a part with keys has, however small its
+ * share. */
 __device__ __forceinline__ float weighed(const struct shares &s, float x1, float x2) {
     return (s.empty1 ? 0.0f : s.one * x1) + (s.empty2 ? 0.0f : s.two * x2);
 }
@@ -85,7 +86,7 @@ __device__ __forceinline__ float *lse_of(const struct gpu_rows &t, int64_t b, in
     return t.data + b * t.batch + h * t.head + i * t.row;
 }
 
-/* 0 where there is no such tensor. */
+/* The row's lse_low; 0 where there is no such tensor. */
 __device__ __forceinline__ float low_of(const struct gpu_rows &t, int64_t b, int64_t i, int64_t h) {
     return t.data ? *lse_of(t, b, i, h) : 0.0f;
 }

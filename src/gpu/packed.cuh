@@ -30,7 +30,7 @@ struct packed {
 __device__ __forceinline__ struct packed find_packed(const int32_t *cu_seqlens, int batch, int total, int longest) {
     int begin = min(max(cu_seqlens[batch], 0), total);
     int length = min(max(min(cu_seqlens[batch + 1], total) - begin, 0), longest);
-    opaque_pair(begin, length); /* plain numbers: what follows from their bounds would cost registers */
+    opaque_pair(begin, length); /* the compiler would spend registers on what follows from their bounds */
     return {begin, length};
 }
 __device__ __forceinline__ struct packed find_packed_q(const struct gpu_forward_params &a, int batch) {
@@ -45,7 +45,7 @@ struct sequence {
     int batch, seqlen_q, seqlen_k, q_begin, k_begin;
     int diagonal; /* i' = i + diagonal */
 };
-/* Its rows; of its keys nothing but how many a dense call has. */
+/* The sequence's rows; of its keys only the number that a dense call has. */
 __device__ __forceinline__ struct sequence find_sequence_q(const struct gpu_forward_params &a, int batch) {
     struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
     if (VARLEN) {

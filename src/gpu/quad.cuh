@@ -1,5 +1,5 @@
-/* quad.cuh: reductions over the four lanes of a warp that hold one row of a product's accumulators, and their words
- * transposed. */
+/* quad.cuh: reductions over the four lanes of a warp that hold one row of a product's accumulators, and the
+ * transpose of their words. */
 #ifndef FDM_QUAD_CUH
 #define FDM_QUAD_CUH
 
@@ -11,8 +11,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-/* Word j of the i-th lane becomes word i of the j-th: each lane's four neighbours of a row are those that lie in one
- * place of four tiles of accumulators, and the reverse. */
+/* Word j of lane i becomes word i of lane j. It turns the same element of four accumulator tiles into four
+ * neighbours of a row, and the reverse. */
 __device__ __forceinline__ void quad_transpose(uint32_t (&x)[4]) {
 #pragma unroll
     for (int step = 1; step < 4; step *= 2)

@@ -1,11 +1,11 @@
-/* redo.cuh: a query row done again by a warp, of the keys that it sees alone.
+/* redo.cuh: recomputes a query row by one warp, from the keys that the row sees and no others.
  *
  * Kernels multiply whole tiles: a key that a row does not see has weight 0 there, and 0 times NaN is NaN. Where a row's
- * sums have become NaN its warp makes them anew, key by key, in float32. A key that no row sees has no effect then,
- * whatever it holds, and nothing is paid where all is finite; a row that does see a NaN stays NaN. It is slow: every
- * key is read for one row, and all 32 lanes make one score.
+ * sums have become NaN its warp computes them again, key by key, in float32. A key that no row sees then has no effect,
+ * whatever it holds, and finite tensors pay nothing; a row that sees a NaN stays NaN. It is slow: every key is read for
+ * one row, and all 32 lanes make one score.
  *
- * For kernels that define HEAD_DIM_V. Columns of a head are dealt to lanes: lane l has columns l, l + 32, and so on. */
+ * A kernel defines HEAD_DIM_V before including it. Lane l has columns l, l + 32, and so on of a head. */
 #ifndef FDM_REDO_CUH
 #define FDM_REDO_CUH
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ float redo_number(const char *data, int64_t index) {
     return DTYPE == GPU_FLOAT32 ? ((const float *)data)[index] : unpack(((const uint16_t *)data)[index]);
 }
 
-/* Row j of the keys of a KV head, K or V: element `first` of `data`, NULL where the page of a cache is none. */
+/* Row j of a KV head's K or V: it begins at element `first` of `data`, which is NULL where a cache has no such page. */
 struct redo_place {
     const char *data;
     int64_t first;
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool redo_is_seen(const struct gpu_forward_params &a,
     return false;
 }
 
-/* By way of a shuffle, so that the compiler knows that whole warps take one way: wgmma suffers no other. */
+/* A shuffle tells the compiler that the warp does not diverge, which wgmma demands. */
 __device__ __forceinline__ int redo_uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 __device__ __forceinline__ float redo_sum(float x) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ float redo_sum(float x) {
     return x;
 }
 
-/* Rows that lanes have found, in every lane; what they wrote before comes before what any lane writes after. */
+/* The union of the lanes' rows, in every lane. It orders the lanes' earlier writes before later ones. */
 __device__ __forceinline__ uint32_t redo_or(uint32_t rows) {
 #pragma unroll
     for (int step = 16; step; step /= 2)
@@ -99,7 +99,7 @@ __device__ __forceinline__ uint32_t redo_or(uint32_t rows) {
     return (uint32_t)redo_uniform((int)rows);
 }
 
-/* Whether the output takes the place of q: rows that are done again read q, and are not written before. */
+/* Whether out is q itself: rows that are recomputed read q, and must not be written before. */
 __device__ __forceinline__ bool out_over_q(const struct gpu_forward_params &a) { return a.out.data == a.q.data; }
 
 /* Calls visit(n) for each bit n. */
@@ -109,7 +109,7 @@ template <class visitor> __device__ __forceinline__ void for_each_bit(uint32_t b
         visit(__ffs(bits) - 1);
 }
 
-/* Calls visit(key, score, slope) for each key from `first` up to `last` that the row sees; slope: that of the cap. */
+/* Calls visit(key, score, slope) for each key from `first` up to `last` that the row sees; slope is that of softcap. */
 template <class visitor>
 __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, const struct sequence &s, int head,
                                           int head_kv, int row, int first, int last, visitor visit) {
@@ -137,13 +137,13 @@ __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, co
     }
 }
 
-/* A row of `columns`: the lane's; of a forward's row in every lane the maximum of its scores, and relative to it the
- * sum of P. */
+/* The lane's columns of a row of `columns`. `most` and `sum`, the maximum of a forward's scores and the sum of P
+ * relative to it, are the same in every lane. */
 template <int columns> struct redone_row {
     static constexpr int count = (columns + 31) / 32;
     float most, sum, o[count];
 };
-/* P V. */
+/* The row's P V. */
 __device__ __forceinline__ struct redone_row<HEAD_DIM_V> redo_row(const struct gpu_forward_params &a,
                                                                   const struct sequence &s, int head, int head_kv,
                                                                   int row, int first, int last) {
@@ -166,8 +166,8 @@ __device__ __forceinline__ struct redone_row<HEAD_DIM_V> redo_row(const struct g
     return r;
 }
 
-/* The lane's columns from `first` up to `end`, times `factor` to a row in global memory that begins at element `index`.
- */
+/* Stores the lane's columns from `first` up to `end`, times `factor`, to a row in global memory that begins at element
+ * `index`. */
 template <int columns>
 __device__ __forceinline__ void store_redone(char *data, int64_t index, const struct redone_row<columns> &again,
                                              float factor, int first, int end) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void store_redone(char *data, int64_t index, const st
     }
 }
 
-/* Rows that four lanes each hold, eight of them a half: bit 8 half + lane / 4 where one of the four says `bad`. */
+/* Four lanes hold a row, and eight rows are a half. Bit 8 half + lane / 4 says that one of the four has `bad`. */
 template <int halves> __device__ __forceinline__ uint32_t redo_mask(const bool (&bad)[halves]) {
     uint32_t rows = 0;
 #pragma unroll

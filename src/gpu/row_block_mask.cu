@@ -13,7 +13,7 @@
 #include "gpu/packed.cuh"
 #include "gpu/row_ranges.cuh"
 
-/* Of 32 tiles of keys a bit each: some row of the block sees some key, every row sees every key. For a warp. */
+/* A bit for each of 32 tiles of keys: some row of the block sees some key; every row sees every key. For a warp. */
 __device__ __forceinline__ struct tile_bits look_at_tiles(const struct row_block_mask_params &a,
                                                           const struct sequence &s, int head, int first_row, int word) {
     struct tile_bits tiles = {0, 0xffffffff};

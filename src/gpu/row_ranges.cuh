@@ -46,7 +46,7 @@ __device__ __forceinline__ bool ranges_hold(const struct gpu_forward_params &a, 
     return held && (!BLOCKS || block_holds(a.blocks, row, key));
 }
 
-/* The same of `count` keys, key_of(0) and so on: a bit each. */
+/* The same for `count` keys, key_of(0) and so on, as a bit each. */
 template <int count, class numbering>
 __device__ __forceinline__ uint32_t keys_held(const struct gpu_forward_params &a, const struct row_ranges &row,
                                               const numbering &key_of) {
@@ -70,14 +70,14 @@ __device__ __forceinline__ uint32_t keys_held(const struct gpu_forward_params &a
     return held;
 }
 
-/* Bits from .. to - 1 of those that the word-th 32-bit word has of a row of bits. */
+/* The word-th 32-bit word of a row of bits whose bits from .. to - 1 are set. */
 __device__ __forceinline__ uint32_t run_of_bits(int word, int from, int to) {
     const int low = max(from - word * 32, 0), high = min(to - word * 32, 32);
     return low < high ? 0xffffffffu << low & 0xffffffffu >> (32 - high) : 0;
 }
 
-/* Ranges of keys of a row, cut to the keys from `first` to before `last`; those that begin in another reach as far as
- * that one, and further. */
+/* The ranges of a row, cut to the keys first <= key < last. A range that another one overlaps or touches at its end is
+ * extended to that one's end. */
 #define ROW_RANGES_MAX 4
 struct joined_ranges {
     int start[ROW_RANGES_MAX], end[ROW_RANGES_MAX];
@@ -101,8 +101,8 @@ __device__ __forceinline__ struct joined_ranges join_ranges(const struct gpu_row
     return joined;
 }
 
-/* Of the word-th 32 tiles of so many keys a bit each: those that the ranges touch, and those that they cover. The last
- * tile ends with the sequence's last key. */
+/* A bit for each of the word-th 32 tiles of tile_keys keys: the ranges touch the tile (seen), or cover it (full). The
+ * last tile ends with the sequence's last key. */
 struct tile_bits {
     uint32_t seen, full;
 };

@@ -45,9 +45,10 @@ __device__ __forceinline__ void store_lse(const struct gpu_forward_params &a, in
                 lse == infinite ? 0.0f : (most() - lse) + log_of(sum);
 }
 
-/* The end of a row whose P have this sum, relative to most(), a natural logarithm: what O is to be multiplied by.
- * writes: lse of the row is stored, if it is wanted. A row that sees no key has the sum 0; one whose scores are all NaN
- * has NaN. most and log_of are functions, so that they are not computed where nothing asks for them. */
+/* Ends the softmax of a row and returns the factor of O. `sum` is the row's sum of P relative to most(), which is a
+ * natural logarithm. With `writes` the row's lse is stored, if the call wants it. A row that sees no key has the sum
+ * 0; a row whose scores are all NaN has the sum NaN. most and log_of are functions, so that they are computed only
+ * where they are needed. */
 template <class score, class logarithm>
 __device__ __forceinline__ float end_plain_softmax(const struct gpu_forward_params &a, bool writes, int batch, int head,
                                                    int64_t row, float sum, const score &most, const logarithm &log_of) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ float end_plain_softmax(const struct gpu_forward_para
         store_lse(a, batch, head, row, empty, most, log_of, sum);
     return inverse;
 }
-/* The same of a row whose head may have sinks; sink_read: what read_sink() gives of the head. */
+/* The same for a row whose head may have sinks; sink_read is what read_sink() returns for the head. */
 template <class score, class logarithm>
 __device__ __forceinline__ float end_softmax(const struct gpu_forward_params &a, bool writes, int batch, int head,
                                              int64_t row, float sum, const score &most, const logarithm &log_of,
@@ -65,8 +66,8 @@ __device__ __forceinline__ float end_softmax(const struct gpu_forward_params &a,
     if (!SINK)
         return end_plain_softmax(a, writes, batch, head, row, sum, most, log_of);
     const bool empty = sum == 0.0f, stores = a.lse.data && writes;
-    /* The sinks join the sum, relative to the keys' maximum; where they are far above it, the keys are nothing beside
-     * them. Of a row that sees no key the maximum is as low as can be. */
+    /* The sinks join the sum, relative to the keys' maximum. Where they are far above it, the keys' sum is lost beside
+     * them. A row that sees no key has the lowest finite number as its maximum. */
     constexpr float lowest = -3.4028234663852886e38f, far = 115.0f; /* far: in units of exp2 */
     const float sink = sink_logit(a.sink, sink_read), of_keys = empty ? lowest : most();
     const float apart = (sink - of_keys) * LOG2_E, total = sum + ex2_approx(apart > far ? far : apart);

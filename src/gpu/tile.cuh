@@ -22,8 +22,8 @@ template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
 template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
-/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as TMA
- * leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
+/* A tile in panels is a sequence of tiles of 8 or 4 columns of chunks and `panel_rows` rows each, as TMA writes them
+ * with its swizzle of 128 or 64 bytes. With panel_rows 0 a tile has no panels. */
 template <int chunks> constexpr int panel_chunks = chunks % 8 ? 4 : 8;
 template <int chunks, int panel_rows> constexpr int row_chunks = panel_rows ? panel_chunks<chunks> : chunks;
 template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offset_in(int row, int chunk) {
@@ -31,7 +31,7 @@ template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offse
     return chunk / wide * (panel_rows * wide * 16) + chunk_offset<wide>(row, chunk % wide);
 }
 
-/* Rows of a tile become 0 whose lse, a word each from `lse` on, is that of a row without keys. */
+/* Sets rows of a tile to 0 whose lse, a word each from address `lse` on, is that of a row without keys. */
 template <int chunks, int tile_rows, int panel_rows = 0>
 __device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t lse) {
 #pragma unroll 1
@@ -40,7 +40,7 @@ __device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t lse) {
             st_shared_16(tile + chunk_offset_in<chunks, panel_rows>(n / chunks, n % chunks), 0, 0, 0, 0);
 }
 
-/* A chunk from global memory: `count` elements, then zeros. */
+/* Copies a chunk from global memory: `count` elements, then zeros. */
 __device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int count) {
 #if ALIGNED
     cp_async_16_fill(to, at, count * ELEMENT_BYTES);
@@ -57,12 +57,12 @@ __device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int coun
     st_shared_16(to, word[0], word[1], word[2], word[3]);
 #endif
 }
-/* Rows 0 .. tile_rows - 1 from global memory; what is past `rows` or `columns` becomes 0. */
+/* Copies rows 0 .. tile_rows - 1 from global memory. Elements past `rows` or `columns` become 0. */
 template <int chunks, int tile_rows, int panel_rows = 0>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
     constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
-    thread = opaque(thread); /* places are computed here, not kept from call to call */
+    thread = opaque(thread); /* offsets are computed here, not kept in registers between calls */
     if constexpr (ALIGNED && DTYPE != GPU_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
         /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
         const int row = thread / chunks, chunk = thread % chunks;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
 }
 
 #if DTYPE != GPU_FLOAT32
-/* The first `count` of eight elements to global memory; `aligned`: at a multiple of 16 bytes. */
+/* Stores the first `count` of eight elements to global memory; with `aligned` the address is a multiple of 16 bytes. */
 template <bool aligned = ALIGNED>
 __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4], int count) {
     if (aligned && count == 8)
@@ -98,14 +98,14 @@ __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4],
             if (e < count)
                 ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
 }
-/* A chunk to global memory. */
+/* Stores a chunk to global memory. */
 __device__ __forceinline__ void store_chunk(char *at, uint32_t from, int count) {
     uint32_t word[4];
     ld_shared_16(word, from);
     store_words(at, word, count);
 }
 
-/* The reverse: `rows` rows of `columns` elements to global memory, by `threads` threads of which this is `thread`. */
+/* Stores `rows` rows of `columns` elements to global memory, by `threads` threads, of which this is `thread`. */
 template <int chunks>
 __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t tile, int rows, int columns,
                                            int thread, int threads) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
     }
 }
 #else
-/* Two neighbours of a row in global memory, of `columns`; `column` is even. */
+/* Stores two neighbours of a row of `columns` elements in global memory; `column` is even. */
 __device__ __forceinline__ void store_pair(float *row, int column, int columns, float x, float y) {
     if (ALIGNED && column + 1 < columns) {
         *(float2 *)(row + column) = make_float2(x, y);

@@ -18,7 +18,7 @@
 #include "gpu/visible.cuh"
 
 #define TILE TILE_PLAN_TILE
-/* Rows see keys by ranges of rows; windows are in either way of looking. */
+/* Key intervals say which rows see a key. Windows are cut from key intervals and from row intervals alike. */
 #define BY_KEYS (INTERVALS || (MASK && !MASK_ROWS) || !ROW_INTERVALS)
 
 __device__ __forceinline__ uint32_t touched_tiles(int word, const struct key_bounds &rows) {
@@ -189,7 +189,7 @@ __device__ __forceinline__ void count(const struct tile_plan_params &a, int of_h
 
 extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
     tile_plan(const __grid_constant__ struct tile_plan_params a) {
-    griddepcontrol_launch_dependents(); /* they wait for this one's end by themselves */
+    griddepcontrol_launch_dependents(); /* kernels that begin early wait for this one's end by themselves */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int block = blockIdx.x; block < a.blocks; block += gridDim.x) {
         const int key_word = block % a.plan.key_words, row_word = block / a.plan.key_words % a.row_words;

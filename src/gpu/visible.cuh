@@ -42,7 +42,7 @@ __device__ __forceinline__ const float *bias_of(const struct gpu_forward_params 
     return (const float *)a.bias.data + batch * a.bias.batch + head / a.bias.group * a.bias.head;
 }
 
-/* What key j gives a query head by itself: the rows that see it, window and ends left aside, and its bias. */
+/* The rows that see key j of a query head, without regard to window and ends, and the key's bias. */
 struct key_bounds {
     int first, last;
     float bias;

@@ -240,7 +240,7 @@ static const struct fault {
      {"--kernel", "hopper.forward", "--ways", "1+189", "--repeat", "60"}},
     {"rows of no sequence left",
      "gpu/unused_rows.cuh",
-     "clear_rest_rows(out, rows, head, a.head_dim_v, thread, threads);",
+     "clear_unused_rows(out, rows, head, a.head_dim_v, thread, threads);",
      ";",
      {"--kernel", "mma.forward", "--ways", "1+42", "--repeat", "60"}},
     {"rows of no sequence left by a backward",

@@ -490,7 +490,7 @@ __device__ __forceinline__ void clear_rest(const struct blackwell_forward_params
     struct item_facts f;
     while (next_item(board, f))
         if (f.first_row == 0)
-            clear_rest_of_forward(a.in, f.batch, f.head, (int)rank * 32 + threadIdx.x % 32, PAIR * 32);
+            clear_unused_of_forward(a.in, f.batch, f.head, (int)rank * 32 + threadIdx.x % 32, PAIR * 32);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -652,7 +652,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if constexpr (RANGED)
                 if (threadIdx.x < 64)
                     range_writer(a, base).run();
-            clear_rest_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
+            clear_unused_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
         }
     } else {
         setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();

@@ -444,7 +444,7 @@ struct producer {
         if (a.picks && thread < 32 && !any_scattered(a.plan, true))
             scheduler.place = num_places(a);
         if (!a.picks)
-            clear_rest_of_grid(a.in, a.in.heads, thread, 128);
+            clear_unused_of_grid(a.in, a.in.heads, thread, 128);
         for (;; item++) {
             if (thread == 0)
                 next_item(scheduler);

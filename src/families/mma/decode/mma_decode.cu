@@ -663,7 +663,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         griddepcontrol_wait();
     if (MERGE != MMA_MERGE_WORKSPACE && d.at.split == 0 && d.at.first_row == 0)
         for (int g = 0; g < a.group; g++)
-            clear_rest_of_forward(a, d.at.batch, d.at.head_kv * a.group + g, threadIdx.x, THREADS);
+            clear_unused_of_forward(a, d.at.batch, d.at.head_kv * a.group + g, threadIdx.x, THREADS);
     if (d.at.num_rows <= 0) {
         d.append();
         return;

@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int share = threadIdx.x / 32 / GROUPS, warp_row = threadIdx.x / 32 % GROUPS * ROW_TILES * 16;
     const struct place at = find_place(a, (int)blockIdx.x);
     if (at.first_row == 0)
-        clear_rest_of_forward(a, at.s.batch, at.head, threadIdx.x, THREADS);
+        clear_unused_of_forward(a, at.s.batch, at.head, threadIdx.x, THREADS);
     if (at.first_row >= at.s.seqlen_q)
         return;
     const int64_t batch = at.s.batch, head_kv = at.head / a.group;

@@ -621,7 +621,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     extern __shared__ __align__(128) char shared[];
     const struct place at = find_place(a, (int)blockIdx.x);
     if (at.first_row == 0)
-        clear_rest_of_forward(a, at.batch, at.head, threadIdx.x, THREADS);
+        clear_unused_of_forward(a, at.batch, at.head, threadIdx.x, THREADS);
     if (at.first_row >= at.seqlen_q)
         return;
     struct key_walk walk(a, at, shared);

@@ -548,7 +548,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     const uint32_t peer = CLUSTER == 2 ? mapa_shared(shared, rank ^ 1) - shared : 0;
     const work w = find_work(a, (int32_t)blockIdx.x);
     if (w.row0 == 0 && rank == 0)
-        clear_rest_of_forward(a, w.batch, w.head, threadIdx.x, THREADS);
+        clear_unused_of_forward(a, w.batch, w.head, threadIdx.x, THREADS);
     if (VARLEN && w.row0 >= w.seqlen_q)
         return;
 
