@@ -1,5 +1,5 @@
-/* mma_tile.cuh: the products of one warp on tiles of 16-bit elements in shared memory (gpu/tile.cuh), for kernels that
- * define THREADS before including it. Those of 32-bit elements are in mma_tf32.cuh. */
+/* mma_tile.cuh: products of one warp on tiles of 16-bit elements in shared memory (gpu/tile.cuh). A kernel defines
+ * THREADS before including it. Those of 32-bit elements are in mma_tf32.cuh. */
 #ifndef FDM_MMA_TILE_CUH
 #define FDM_MMA_TILE_CUH
 
@@ -30,7 +30,7 @@ template <int chunks, int panel_rows = 0> struct lane_address {
         at = tile + row * (wide * 16) + ((swizzle_of<wide>(row) ^ chunk) << 4);
         at = opaque(at);
     }
-    /* Of a first row that is a multiple of 8, from the lane's place in a step at row 0. */
+    /* The address for a first row that is a multiple of 8, from the lane's offset in a step at row 0. */
     __device__ __forceinline__ lane_address(uint32_t tile_and_place, int row) {
         at = tile_and_place + row * (wide * 16);
         at = opaque(at);
@@ -40,7 +40,7 @@ template <int chunks, int panel_rows = 0> struct lane_address {
     __device__ __forceinline__ uint32_t at_step(int rows, int chunk) const {
         return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes + rows * (wide * 16);
     }
-    /* The same lane `chunk` chunks on, even, where later steps do not touch the bits of it. */
+    /* The same lane's address `chunk` chunks on. chunk is even, and later steps do not touch its bits. */
     __device__ __forceinline__ void move(int chunk) {
         at = (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes;
     }

@@ -44,7 +44,7 @@ BLACKWELL_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/visible.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
-#define CLEARS (VARLEN || EMPTY_ROWS) /* a tile may hold rows that have no part in it, and may be NaN */
+#define CLEARS (VARLEN || EMPTY_ROWS) /* a tile may hold rows that take no part, and they may be NaN */
 static_assert(OWN_KEYS || (MAKES_DS && !MAKES_DV), "a block of rows makes dQ");
 static_assert(OWN_KEYS || !PARTS, "groups share keys");
 static_assert(HEAD_DIM == 128 || (HEAD_DIM == 256 && MAKES_DS + MAKES_DV == 1), "sums beside scores fit 512 columns");
@@ -94,7 +94,7 @@ static_assert(CONTROL + BLACKWELL_BACKWARD_CONTROL_BYTES == blackwell_backward_s
               "the plan knows the bytes");
 enum { COMPUTE_WARPS = BLACKWELL_BACKWARD_COMPUTE_WARPS, MULTIPLY_WARP = COMPUTE_WARPS, LOAD_WARP, ITEM_WARP };
 
-/* What lies there, of the shared memory of this block or of the leader from `base` on. */
+/* Views of the shared memory of this block or of the leader that begins at `base`. */
 __device__ __forceinline__ ring<SLOTS, SLOT_BYTES> slot_ring(uint32_t base) { return {base + SLOT_RING, base + RING}; }
 __device__ __forceinline__ ring<ROW_STAGES, ROW_BYTES> row_ring(uint32_t base) {
     return {base + ROW_RING, base + ROWS};
@@ -131,20 +131,20 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 
 /* ---- work ---- */
 
-/* An item: what a pair of blocks owns of a head, and the tiles of the other axis that some of it sees or is seen by:
- * first_tile .. first_tile + tiles - 1, of each query head of a group, or (PARTS) of a part of one. A step is one of
- * those tiles. */
+/* An item: the rows or keys of a head that a pair of blocks owns, and the tiles of the other axis that see some of
+ * them or that they see: first_tile .. first_tile + tiles - 1, of each query head of a group, or (PARTS) of a part
+ * of one. A step is one of these tiles. */
 struct item {
     struct sequence at;
     int first_own;                      /* of this block */
-    int head, part, first_head;         /* of what is owned; of the query heads that are walked */
-    int first_tile, tiles, steps, live; /* live: of the other axis the first that sees something or is seen */
+    int head, part, first_head;         /* of the owned rows or keys; of the query heads that are walked */
+    int first_tile, tiles, steps, live; /* live: the first of the other axis that sees something or is seen */
     __device__ __forceinline__ int tile(int step) const { return first_tile + (OWN_KEYS ? step % tiles : step); }
     __device__ __forceinline__ int query_head(int step) const { return first_head + (OWN_KEYS ? step / tiles : 0); }
     __device__ __forceinline__ int own_length() const { return OWN_KEYS ? at.seqlen_k : at.seqlen_q; }
     __device__ __forceinline__ int own_begin() const { return OWN_KEYS ? at.k_begin : at.q_begin; }
 };
-/* The order of items as gpu/items.cuh takes it: pairs of tiles of a head as its row blocks. */
+/* The order of items of gpu/items.cuh, with pairs of tiles of a head as its row blocks. */
 struct item_order {
     int row_blocks, items;
     struct {
@@ -155,7 +155,8 @@ __device__ __forceinline__ struct item_order find_order(const struct blackwell_b
     const int parts = PARTS ? a.in.group_parts : 1;
     return {a.pairs, a.items, {a.heads_in_turn, OWN_KEYS ? a.in.in.heads_kv * parts : a.in.in.heads}};
 }
-/* That order has last rows first under a causal mask, as many keys are seen there: of keys the first are. */
+/* Under a causal mask that order has the last rows first, which see many keys. Of keys the first have the long
+ * walks. */
 __device__ __forceinline__ struct item find_item(const struct blackwell_backward_params &a, int place, int rank) {
     const struct work_item at = item_at(find_order(a), place);
     const int pair = OWN_KEYS && WINDOW ? a.pairs - 1 - at.row_block : at.row_block;
@@ -210,13 +211,13 @@ struct loader {
     ring_place<1> own, cleared;
     struct item w;
 
-    /* One box of 64 rows and columns of a tensor; row: of the sequence. */
+    /* Loads a box of 64 rows and columns of a tensor; `row` counts from the sequence's first. */
     __device__ __forceinline__ void load_box(uint32_t to, bool of_keys, const struct cuda_tensor_map *map,
                                              uint32_t barrier, int column, int row, int head) const {
         cp_async_bulk_tensor_4d_pair(to, map, barrier, column, (of_keys ? w.at.k_begin : w.at.q_begin) + row, head,
                                      VARLEN ? 0 : w.at.batch);
     }
-    /* The own rows of an operand, all columns. */
+    /* Loads the own rows of an operand, all columns. */
     __device__ __forceinline__ void load_own(uint32_t to, const struct cuda_tensor_map *map) const {
 #pragma unroll 1
         for (int n = 0; n < 2 * PANELS; n++)
@@ -224,7 +225,7 @@ struct loader {
                      w.head);
     }
 
-    /* The next slot, when it is free. All lanes have waited before it is filled: one that fell behind would miss the
+    /* Takes the next slot, when it is free. All lanes wait before it is filled: one that fell behind would miss the
      * phase. */
     __device__ __forceinline__ uint32_t take_slot() const {
         slot_ring(base).wait_empty(slot);
@@ -232,7 +233,7 @@ struct loader {
         return slot_ring(base).tile(slot);
     }
 
-    /* This block's half of the rows of a tile, all columns. */
+    /* Loads this block's half of the rows of a tile, all columns. */
     __device__ __forceinline__ void load_transposed(const struct cuda_tensor_map *map, int tile, int head) {
 #pragma unroll 1
         for (int part = 0; part < OPERAND_SLOTS; part++, slot.next()) {
@@ -245,7 +246,8 @@ struct loader {
             }
         }
     }
-    /* All rows of a tile, this block's half of the columns: a slot is 64 rows of two panels, or 128 rows of one. */
+    /* Loads all rows of a tile, this block's half of the columns. A slot is 64 rows of two panels, or 128 rows of
+     * one. */
     __device__ __forceinline__ void load_straight(const struct cuda_tensor_map *map, int tile, int head) {
         constexpr int slot_rows = 128 / OPERAND_SLOTS, two_panels = OPERAND_SLOTS == 2;
 #pragma unroll 1
@@ -267,8 +269,8 @@ struct loader {
                 clear_rows(to, slot_rows, w.live - first, length - first);
         }
     }
-    /* Rows before `live` and from `end` on of a slot that is being filled become 0: they are of another sequence, see
-     * no key or are seen by no row. Their P and dS are 0, but 0 times NaN is not. */
+    /* Sets rows of a slot before `live` and from `end` on to 0: they belong to another sequence, see no key, or no
+     * row sees them. Their P and dS are 0, but 0 times NaN is NaN. */
     __device__ __forceinline__ void clear_rows(uint32_t to, int slot_rows, int live, int end) {
         clear_full(base).wait(cleared);
         cleared.next();
@@ -284,7 +286,7 @@ struct loader {
             mbarrier_arrive_cluster(slot_ring(leader).full(slot));
     }
 
-    /* lse, and beside dS delta, of the rows of a step. */
+    /* Loads lse, and beside dS delta, of the rows of a step. */
     __device__ __forceinline__ void load_rows(int step) {
         const uint32_t to = row_ring(base).tile(rows), full = row_ring(base).full(rows);
         const int64_t head = w.query_head(step), row = w.tile(step) * TILE;
@@ -357,7 +359,7 @@ struct multiplier {
         tcgen05_commit_multicast<2>(slot_ring(base).empty(slot), BOTH_BLOCKS);
         slot.next();
     }
-    /* A tile of scores or dP: the own operand times a transposed one. */
+    /* Makes a tile of scores or dP: the own operand times a transposed one. */
     __device__ __forceinline__ void multiply_transposed(uint32_t to, uint32_t mine) {
         constexpr uint32_t shape = tcgen05_shape(F16, PAIR_ROWS, TILE, 0, 0);
 #pragma unroll 1
@@ -370,7 +372,7 @@ struct multiplier {
             release_slot();
         }
     }
-    /* What is summed: P or dS, at `operand` in tensor memory, times one that is not transposed. */
+    /* Adds P or dS, at `operand` in tensor memory, times an operand that is not transposed. */
     __device__ __forceinline__ void multiply_straight(uint32_t to, uint32_t operand, bool add) {
         constexpr uint32_t shape = tcgen05_shape(F16, PAIR_ROWS, HEAD_DIM, 0, 1);
         constexpr int products = 8 / OPERAND_SLOTS; /* of 16 rows each */
@@ -388,7 +390,7 @@ struct multiplier {
     }
 
     __device__ __forceinline__ void scores(int) {
-        if (!MAKES_DV) /* else sum_p has waited for P, which took the place of the scores before */
+        if (!MAKES_DV) /* else sum_p has waited for P, which overwrote the scores before */
             s_empty(base).wait_before(s);
         multiply_transposed(tensor + S_COLUMNS + s.stage() * TILE, base);
         tcgen05_commit_multicast<2>(s_full(base).barrier(s), BOTH_BLOCKS);
@@ -429,11 +431,11 @@ struct computer {
     ring_place<ROW_STAGES> rows;
     ring_place<1> dp, sums;
     struct item w;
-    int first, last;          /* what the own row sees or is seen by, of the other axis */
+    int first, last;          /* the range of the other axis that the own row sees or is seen by */
     float own_lse, own_delta; /* of an own query row */
     float p[64];
 
-    /* lse or delta, which follows it, of the rows of four columns of a step. */
+    /* Loads lse, or delta, which follows it, of the rows of four columns of a step. */
     __device__ __forceinline__ void read_rows(float (&x)[4], uint32_t from, int column, float own) const {
         uint32_t word[4];
         if (OWN_KEYS)
@@ -443,8 +445,8 @@ struct computer {
             x[e] = OWN_KEYS ? __uint_as_float(word[e]) : own;
     }
 
-    /* Scores to P, in float32 in place and (MAKES_DV) in 16 bits to the first half of their columns; columns before
-     * `begin` or from `end` on are hidden. With a softcap what is kept for dS is P times the slope of the cap. */
+    /* Turns scores into P, in float32 in place and (MAKES_DV) in 16 bits in the first half of their columns. Columns
+     * before `begin` or from `end` on are hidden. With a softcap P times the slope of the cap is kept for dS. */
     template <bool partial>
     __device__ __forceinline__ void make_p(uint32_t s_columns, uint32_t lse_rows, int begin, int end) {
         const float unit = a.in.in.scale * (SOFTCAP ? a.in.in.softcap_inverse : LOG2_E), cap = a.in.in.softcap * LOG2_E;
@@ -467,7 +469,7 @@ struct computer {
                 tcgen05_st_32x32b(s_columns + j / 32 * 16, word);
         }
     }
-    /* dP to dS, 32 columns at a time, which take the place of the first half of dP. */
+    /* Turns dP into dS, 32 columns at a time, which overwrite the first half of dP. */
     __device__ __forceinline__ void make_ds(uint32_t delta_rows) {
         const uint32_t dp_columns = tensor + DP_COLUMNS + half * 64;
 #pragma unroll
@@ -527,7 +529,7 @@ struct computer {
         }
     }
 
-    /* 32 columns of the own row, from `column` on, times `factor` to `at`. */
+    /* Stores 32 columns of the own row, from `column` on, times `factor` to `at`. */
     static __device__ __forceinline__ void store_columns(char *at, const float (&x)[32], int column, int head_dim,
                                                          float factor) {
 #pragma unroll
@@ -541,8 +543,8 @@ struct computer {
                 store_words(at + (column + j) * 2, word, count);
         }
     }
-    /* The own row of a sum times `factor` to global memory, the warp's half of the columns; zeros without a walk.
-     * PARTS: as it is to the part's `sums`. */
+    /* Stores the own row of a sum times `factor`, the warp's half of the columns; zeros without a walk. With PARTS
+     * it stores the sums as they are to the part's `sums`. */
     __device__ __forceinline__ void store_sums(const struct gpu_matrix &to, [[maybe_unused]] float *sums,
                                                uint32_t columns, int head_dim, float factor) const {
         const int own = w.first_own + row;

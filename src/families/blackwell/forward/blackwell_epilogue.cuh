@@ -1,5 +1,6 @@
-/* blackwell_epilogue.cuh: what blackwell_forward.cu's warps do with rows: P from scores, and O to its end. For
- * kernels that define the tile, the offsets of tensor memory and shared memory, and the walk over items and tiles. */
+/* blackwell_epilogue.cuh: the softmax and correction warps of blackwell_forward.cu: P from scores, and the end of
+ * rows of O. A kernel defines the tile, the offsets of tensor memory and shared memory, and the walk over items and
+ * tiles before including it. */
 #ifndef FDM_BLACKWELL_EPILOGUE_CUH
 #define FDM_BLACKWELL_EPILOGUE_CUH
 
@@ -45,7 +46,7 @@ struct row_softmax {
             tcgen05_wait_ld(s[part]);
     }
 
-    /* P of a part, over scores that are in registers or no longer wanted. */
+    /* Writes P of a part over scores that are in registers or no longer needed. */
     template <int part>
     static __device__ __forceinline__ void store_p(float2 &sum, const score_row &s, float shift, float unit,
                                                    uint32_t at) {
@@ -54,7 +55,7 @@ struct row_softmax {
         tcgen05_st_32x32b(at + P_COLUMN + 16 * part, p);
     }
 
-    /* One step of a row: first, last: the keys that it sees. */
+    /* One step of a row, which sees keys first <= key < last. */
     __device__ __forceinline__ void step(struct softmax_row &row, const struct item_facts &f, int own_row, int tile,
                                          int first, int last) {
         const uint32_t at = columns + stage.stage() * TILE;
@@ -163,7 +164,7 @@ struct corrector {
         tcgen05_wait_st();
     }
 
-    /* Writes the row's log-sum-exp; the reciprocal of its sum. */
+    /* Writes the row's log-sum-exp, and returns the reciprocal of its sum. */
     __device__ __forceinline__ float finish(const struct item_facts &f, int row, float sum, float max) {
         return end_softmax(
             a.in, row < f.seqlen_q, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, sum,
@@ -171,7 +172,7 @@ struct corrector {
             [&](float x) { return lg2_approx(x) * LN_2; });
     }
 
-    /* The row's output; computed: there are sums, else it is 0. */
+    /* Writes the row's output. Without `computed` there are no sums, and it is 0. */
     __device__ __forceinline__ void store(const struct item_facts &f, int row, int tile, float inverse, bool computed) {
         char *to = a.in.out.data + ((VARLEN ? 0 : f.batch) * a.in.out.batch + f.head * a.in.out.head +
                                     (int64_t)(f.q_begin + row) * a.in.out.row) *
@@ -202,8 +203,8 @@ struct corrector {
         }
     }
 
-    /* Of the warp's rows of a query tile, `row` the lane's, those that a key which they do not see has spoiled: done
-     * again and written. Whether the lane's is one. */
+    /* Recomputes and writes those of the warp's rows of a query tile that have become NaN by a key which they do not
+     * see. `row` is the lane's row. Returns whether it is one of them. */
     __device__ __forceinline__ bool redo_rows(const struct item_facts &f, int row, int tile, float sum) const {
         const struct sequence at = find_sequence(a.in, f.batch);
         const int lane = threadIdx.x % 32;
@@ -222,9 +223,9 @@ struct corrector {
         return bad;
     }
 
-    /* A step of a query tile. The sums of the step before are waited for at once where O is rescaled, else a step
-     * later. So warps are up to two steps apart, and a barrier for all steps would have gone on by two phases, of one
-     * parity: O_FULL and O_READY have one for even and one for odd steps. */
+    /* A step of a query tile. Where O is rescaled the warp waits for the sums of the step before at once, else a
+     * step later. Warps are therefore up to two steps apart, and one barrier for all steps could pass two phases of
+     * one parity: O_FULL and O_READY have a barrier each for even and for odd steps. */
     __device__ __forceinline__ void step(int tile, bool has_o, bool &owed) {
         const float factor = take_factor(tile);
         if (has_o) {

@@ -86,11 +86,11 @@ static_assert(O_COLUMN + Q_TILES * HEAD_DIM_V <= BLACKWELL_COLUMNS, "sums fit be
 static_assert(Q_TILES == 1 || (MAXIMA_BARE && !MASK), "registers hold rows of two query tiles");
 static_assert(SLOTS >= 2 * (K_SLOTS + V_SLOTS), "two steps are in flight");
 
-/* What lies there, of the shared memory from `base` on. */
+/* Views of the shared memory that begins at `base`. */
 __device__ __forceinline__ ring<SLOTS, SLOT_BYTES> slot_ring(uint32_t base) { return {base + SLOT_RING, base + RING}; }
 __device__ __forceinline__ ring<1> q_ring(uint32_t base) { return {base + Q_RING, base}; }
 __device__ __forceinline__ stage_barriers<1> tail_full(uint32_t base) { return {base + TAIL_FULL}; }
-/* Of a query tile: for even and odd steps. */
+/* Barriers of a query tile, for even and odd steps. */
 __device__ __forceinline__ stage_barriers<2> o_full(uint32_t base, int tile) { return {base + O_FULL + 16 * tile}; }
 __device__ __forceinline__ stage_barriers<2> o_ready(uint32_t base, int tile) { return {base + O_READY + 16 * tile}; }
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base, uint32_t rank) {
 
 /* ---- items ---- */
 
-/* What every warp knows of an item; tiles of keys are walked from last_tile - 1 down to first_tile. */
+/* The facts of an item that every warp has. Tiles of keys are walked from last_tile - 1 down to first_tile. */
 struct item_facts {
     int first_row, head, batch, first_tile, last_tile; /* first_row -1: there are no more items */
     int seqlen_q, seqlen_k, q_begin, k_begin;
@@ -137,8 +137,8 @@ __device__ __forceinline__ struct sequence sequence_of(const struct item_facts &
     return {f.batch, f.seqlen_q, f.seqlen_k, f.q_begin, f.k_begin, f.seqlen_k - f.seqlen_q};
 }
 
-/* The last tile up to `tile` of which the mask shows a row of the item something; below first_tile when there is none.
- * Every warp walks by itself. */
+/* The last tile up to `tile` in which the mask shows something to a row of the item; below first_tile where there is
+ * none. Every warp finds it by itself. */
 __device__ __forceinline__ int visible_tile(const struct blackwell_forward_params &a, const struct item_facts &f,
                                             int tile) {
 #if MASK
@@ -251,7 +251,7 @@ struct loader {
     __device__ __forceinline__ int v_column(int box) const {
         return (int)rank * (HEAD_DIM_V / 2) + (V_PANELS == 2 ? box : 0) * 64;
     }
-    /* The block's half of the columns of a tile. */
+    /* Loads the block's half of the columns of a tile. */
     __device__ __forceinline__ void load_v(const struct item_facts &f, int tile) {
         const int keys = f.seqlen_k - tile * TILE;
 #pragma unroll
@@ -272,8 +272,8 @@ struct loader {
             slot.next();
         }
     }
-    /* Packed sequences: past the end of this one lie the keys of the next, whose values may be anything, and P is 0
-     * there: they become 0 too. */
+    /* In packed tensors the keys past the end belong to the next sequence. P is 0 there, but their values may be
+     * anything: they become 0 too. */
     __device__ __forceinline__ void load_tail(const struct item_facts &f, int tile, int n, int keys, uint32_t to,
                                               uint32_t full) {
         if (first_lane()) {
@@ -296,7 +296,7 @@ struct loader {
             mbarrier_arrive_cluster(full);
     }
 
-    /* With one query tile V is loaded as it is multiplied: behind the next K. */
+    /* With one query tile V is loaded in the order of the products: behind the next K. */
     struct item_facts left;
     int left_tile;
     __device__ __forceinline__ void load_left() {
@@ -328,7 +328,7 @@ struct loader {
         load_left();
         if (!first_lane())
             return;
-        for (int n = 0; n < SLOTS; n++, slot.next()) /* no commit is under way when the block ends */
+        for (int n = 0; n < SLOTS; n++, slot.next()) /* no commit is in flight */
             slot_ring(base).wait_empty(slot);
         q_ring(base).wait_empty(q);
     }
@@ -403,7 +403,8 @@ struct multiplier {
         o[tile].next();
     }
 
-    /* The product with V that was left for later: of the step before, and with two query tiles of the second. */
+    /* The product with V that was left for later: that of the step before and, with two query tiles, that of the
+     * second tile. */
     struct {
         bool there, add;
         ring_place<SLOTS> v;
@@ -461,7 +462,7 @@ struct multiplier {
     }
 };
 
-/* By a whole warp, of which one thread multiplies. */
+/* A whole warp calls it, of which one thread multiplies. */
 __device__ __forceinline__ void multiply(const struct blackwell_forward_params &a, uint32_t base) {
     item_board board(base + BOARD);
     struct multiplier m(a, base);
@@ -481,8 +482,8 @@ __device__ __forceinline__ void multiply(const struct blackwell_forward_params &
 
 /* ---- rows of no sequence: a warp of each block ---- */
 
-/* With the item that begins a sequence go the rows around it. Not dealt to the blocks of the grid: in the dynamic order
- * a block does not run when another has taken its item. */
+/* The item that begins a sequence also clears the unused rows around it. The blocks of the grid cannot share this
+ * work: in the dynamic order a block does not run when another has taken its item. */
 __device__ __forceinline__ void clear_rest(const struct blackwell_forward_params &a, uint32_t base, uint32_t rank) {
     if (!VARLEN)
         return;
@@ -509,7 +510,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     barrier_cluster_arrive(); /* the other block's barriers are there */
     barrier_cluster_wait();
     tcgen05_fence_after_thread_sync();
-    /* Each role makes what it needs anew: what roles had in common would be kept in registers of all. */
+    /* Each role computes what it needs by itself: values that roles shared would be kept in the registers of all. */
     if (warp < 4 * Q_TILES) {
         setmaxnreg_inc<BLACKWELL_SOFTMAX_REGISTERS(Q_TILES)>();
         row_softmax(a, opaque(base)).run();

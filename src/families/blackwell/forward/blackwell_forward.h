@@ -15,10 +15,10 @@
     X(HEAD_DIM_V)     /* 128 or 256: Dv is at most that */                    \
     X(Q_TILES)        /* of 128 query rows a block: 1, or with Dv of 128 2 */ \
     X(SCHEDULER)      /* ITEMS_* */                                           \
-    X(EXP2_FREQUENCY) /* of so many pairs of exponentials, */                 \
-    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                  \
+    X(EXP2_FREQUENCY) /* EXP2_RESIDUE of every EXP2_FREQUENCY pairs */        \
+    X(EXP2_RESIDUE)   /* exponentials run on the FMA pipe */                  \
     X(EXP2_DEGREE)    /* by a polynomial of degree 3 or 4 */                  \
-    X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
+    X(REDO)           /* 1: rows whose sums are NaN are recomputed from the keys that they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (contract/family.h). */
 #define BLACKWELL_FORWARD_PARAMETERS(X) \

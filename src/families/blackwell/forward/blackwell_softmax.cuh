@@ -1,9 +1,8 @@
-/* blackwell_softmax.cuh: from the scores of a query row to P, for blackwell_forward.cu: a thread owns a row, and has
- * all scores of a tile in registers.
- *
- * P is made with a stale maximum: the row's maximum over the tiles before, raised only where the tile's is RAISE_BITS
- * or more above it in units of log2 (FlashAttention-4's rule). The result is the same, because sum and output use the
- * same stale maximum; P stays below 2^RAISE_BITS, and O is rescaled seldom. */
+/* blackwell_softmax.cuh: turns the scores of a query row into P, for blackwell_forward.cu. A thread owns a row, and
+ * has all scores of a tile in registers. P is made with a stale maximum: the row's maximum over earlier tiles,
+ * raised only where the tile's is RAISE_BITS or more above it in units of log2 (FlashAttention-4's rule). The result
+ * is the same, because sum and output use the same stale maximum; P stays below 2^RAISE_BITS, and O is rescaled
+ * seldom. */
 #ifndef FDM_BLACKWELL_SOFTMAX_CUH
 #define FDM_BLACKWELL_SOFTMAX_CUH
 
@@ -23,14 +22,14 @@ struct softmax_row {
     float max, sum;
 };
 
-/* What scores are multiplied by inside of exp2. */
+/* The factor of scores in the exponent of exp2. */
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
     return MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E;
 }
 
 /* ---- scores ---- */
 
-/* Columns outside of first <= column < last become -inf; of a part, from column 0 of the part on. */
+/* Sets columns outside of first <= column < last to -inf. Columns of a part count from its column 0. */
 __device__ __forceinline__ void hide_columns(float (&s)[32], int first, int last) {
     const int from = min(max(first, 0), 32), to = min(max(last, 0), 32);
     const uint32_t below_to = to == 32 ? 0xffffffffu : (1u << to) - 1;
@@ -42,7 +41,7 @@ __device__ __forceinline__ void hide_columns(float (&s)[32], int first, int last
             s[i] = MINUS_INF;
 }
 
-/* Sixteen bytes of a row that the thread owns, from byte `at`; of its `bytes` those past the end are 0. */
+/* Loads sixteen bytes of the thread's row from byte `at` on; those past `bytes` are 0. */
 __device__ __forceinline__ uint4 read_own(const char *row, int64_t at, int64_t bytes) {
     if (at + 16 <= bytes)
         return *(const uint4 *)(row + at);
@@ -112,7 +111,7 @@ __device__ __forceinline__ float max_of(const score_row &s) {
     return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
 }
 
-/* Raises the maximum where the tile's is far above it; what sums so far are to be multiplied by. */
+/* Raises the maximum where the tile's is far above it, and returns the factor of the sums so far. */
 __device__ __forceinline__ float raise_max(struct softmax_row &row, const score_row &s, float unit) {
     const float most = fmaxf(row.max, max_of(s));
     if (!((most - row.max) * unit > RAISE_BITS))
@@ -141,7 +140,7 @@ __device__ __forceinline__ float2 ex2_pair(float2 x) {
     return make_float2(ex2_assemble(x.x, p.x, shifted.x), ex2_assemble(x.y, p.y, shifted.y));
 }
 
-/* P of the columns of a part as registers of pairs; adds to the sum. */
+/* Makes P of the columns of a part as registers of pairs, and adds to the sum. */
 template <int part>
 __device__ __forceinline__ void make_p(uint32_t (&p)[16], float2 &sum, const float (&s)[32], float shift, float unit) {
     const float2 units = make_float2(unit, unit), minus = make_float2(-shift, -shift);

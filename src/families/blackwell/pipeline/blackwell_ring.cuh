@@ -14,8 +14,9 @@
 enum { LEADER = 0, PAIR = 2 };      /* rank of the block that issues products; blocks of a cluster */
 constexpr uint16_t BOTH_BLOCKS = 3; /* of a multicast commit */
 
-/* One arrival of a warp, by its first lane, when all lanes have come here: at a barrier of this block, and at the
- * leader's. Accesses to tensor memory before it come before those of whoever has waited and fenced. */
+/* One arrival of a warp by its first lane, after all lanes have come here: at a barrier of this block, and at the
+ * leader's. It orders the warp's earlier accesses to tensor memory before those of a thread that has waited and
+ * fenced. */
 __device__ __forceinline__ void arrive_warp(uint32_t barrier) {
     tcgen05_fence_before_thread_sync();
     __syncwarp();

@@ -18,7 +18,8 @@
 #include "families/blackwell/pipeline/blackwell_ring.cuh"
 #include "gpu/items.cuh"
 
-/* Shared memory of the answer: 16 bytes, then its full barrier, then (the leader's) empty barrier. */
+/* Shared memory of the response of cluster launch control: 16 bytes, then its full barrier, then (the leader's)
+ * empty barrier. */
 enum { ANSWER_FULL = 16, ANSWER_EMPTY = 24, ANSWER_BYTES = 32 };
 
 struct pair_scheduler {
@@ -27,7 +28,7 @@ struct pair_scheduler {
     ring_place<1> asked;
     int place, places;
 
-    /* By one thread, before the cluster's barrier. */
+    /* One thread calls it, before the cluster's barrier. */
     static __device__ __forceinline__ void init_barriers(uint32_t answer) {
         mbarrier_init(answer + ANSWER_FULL, 1);
         mbarrier_init(answer + ANSWER_EMPTY, PAIR);
@@ -58,16 +59,17 @@ struct pair_scheduler {
             stage_barriers<1>{answer + ANSWER_FULL}.wait(asked);
             const bool there = clusterlaunchcontrol_query_cancel(answer, x, y, z);
             place = there ? (int)x / PAIR : places;
-            fence_proxy_async(); /* the next answer is written by the asynchronous proxy */
+            fence_proxy_async(); /* the asynchronous proxy writes the next response */
             mbarrier_arrive_remote(mapa_shared(answer + ANSWER_EMPTY, LEADER));
             asked.next();
         }
     }
-    /* After the last item; the cluster's barrier that follows keeps both blocks until nobody asks. */
+    /* Called after the last item. The cluster's barrier that follows keeps both blocks until no request is in
+     * flight. */
     __device__ __forceinline__ void finish() {}
 };
 
-/* What the scheduler tells the warps of its block of an item, WORDS words in a slot of its own. */
+/* The board on which the scheduler gives the warps of its block WORDS words about an item, in a slot for each item. */
 enum { WORK_SLOTS = 2 };
 template <int words> struct work_board {
     static_assert(words % 4 == 0, "it is copied by 16 bytes");
@@ -78,13 +80,13 @@ template <int words> struct work_board {
 
     static __device__ __forceinline__ slots slots_of(uint32_t board) { return {board + BARRIERS, board}; }
 
-    /* warps: of the block that read each item. */
+    /* `warps` is the number of the block's warps that read each item. */
     static __device__ __forceinline__ void init_barriers(uint32_t board, uint32_t warps) {
         for (int i = 0; i < WORK_SLOTS; i++)
             slots_of(board).init(i, 1, warps);
     }
     __device__ __forceinline__ work_board(uint32_t shared) : board(shared) {}
-    /* The scheduler: waits for a slot; then fills it. */
+    /* Called by the scheduler: waits for a slot; then fills it. */
     __device__ __forceinline__ void wait_slot() const { slots_of(board).wait_empty(at); }
     __device__ __forceinline__ void tell(const int (&word)[words]) {
         const uint32_t slot = slots_of(board).tile(at);
@@ -95,7 +97,8 @@ template <int words> struct work_board {
         slots_of(board).full().arrive(at);
         at.next();
     }
-    /* A warp, whole: the next item. The slot is free for the item after the next when every warp has read it. */
+    /* Called by a whole warp: returns the next item. The slot is free for the item after the next when every warp
+     * has read it. */
     __device__ __forceinline__ void read(int (&word)[words]) {
         const uint32_t slot = slots_of(board).tile(at);
         slots_of(board).wait_full(at);

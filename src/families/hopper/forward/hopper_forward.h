@@ -11,21 +11,21 @@
 #include "gpu/tile_plan.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define HOPPER_FORWARD_CONSTANTS(X)                                                                          \
-    X(HEAD_DIM)       /* D rounded up to 16 */                                                               \
-    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                              \
-    X(WARPGROUPS)     /* that compute: 64 query rows each */                                                 \
-    X(BLOCK_N)        /* keys of a step */                                                                   \
-    X(STAGES)         /* tiles of K, and of V, in flight */                                                  \
-    X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */                     \
-    X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                                 \
-    X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */          \
-    X(SCHEDULER)      /* ITEMS_* */                                                                          \
-    X(EXP2_FREQUENCY) /* of so many exponentials, */                                                         \
-    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                                 \
-    X(PACKED_HEADS)   /* query heads of a KV head whose rows take turns in a tile; 1: a tile has one head */ \
-    X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */          \
-    X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
+#define HOPPER_FORWARD_CONSTANTS(X)                                                                    \
+    X(HEAD_DIM)       /* D rounded up to 16 */                                                         \
+    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                        \
+    X(WARPGROUPS)     /* that compute: 64 query rows each */                                           \
+    X(BLOCK_N)        /* keys of a step */                                                             \
+    X(STAGES)         /* tiles of K, and of V, in flight */                                            \
+    X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */               \
+    X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                           \
+    X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */    \
+    X(SCHEDULER)      /* ITEMS_* */                                                                    \
+    X(EXP2_FREQUENCY) /* EXP2_RESIDUE of every EXP2_FREQUENCY */                                       \
+    X(EXP2_RESIDUE)   /* exponentials run on the FMA pipe */                                           \
+    X(PACKED_HEADS)   /* query heads of a KV head that share a tile of rows; 1: a tile has one head */ \
+    X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */    \
+    X(REDO)           /* 1: rows whose sums are NaN are recomputed from the keys that they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (contract/family.h). */
 #define HOPPER_FORWARD_PARAMETERS(X)                                             \

@@ -20,7 +20,7 @@
 #include "families/mma/backward/mma_backward_ring.cuh"
 #include "families/mma/backward/mma_backward_staged.cuh"
 
-/* Of a sequence without keys for the block: blocks of other sequences may wait for it. */
+/* Releases the block's semaphores where a sequence has no keys for it: blocks of other sequences may wait for them. */
 __device__ __forceinline__ void hand_on_all(const struct gpu_backward_params &a, const struct place &at) {
     for (int g = 0; g < num_heads(a); g++) {
         struct turns turns = {0, NO_ROW};
@@ -38,7 +38,7 @@ __device__ __forceinline__ void init_barriers(const struct tiles &tiles) {
         fence_mbarrier_init();
 }
 
-/* Loads K and V; a V for registers passes through the place of Q. */
+/* Loads K and V. A V that goes to registers passes through the shared memory of Q. */
 __device__ __forceinline__ void load_keys(value_fragments &values, const struct gpu_backward_params &a,
                                           const struct place &at, const struct tiles &tiles) {
     load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_keys(value_fragments &values, const struct 
     __syncthreads();
 }
 
-/* Adds the rows of query head h to dK and dV, and what they get to dQ. */
+/* Adds the rows of query head h to dK and dV, and the products with dS to the rows' dQ. */
 __device__ __forceinline__ void add_head(struct carried &carried, const struct mma_backward_params &params,
                                          const struct place &at, const struct tiles &tiles,
                                          const value_fragments &values, int h) {

@@ -1,4 +1,4 @@
-/* mma_backward_load.cuh: what mma_backward.cu loads ahead: rows, stages of a ring, and rows of masks and biases. */
+/* mma_backward_load.cuh: the loads of mma_backward.cu: rows, stages of a ring, and rows of masks and biases. */
 #ifndef FDM_MMA_BACKWARD_LOAD_CUH
 #define FDM_MMA_BACKWARD_LOAD_CUH
 
@@ -13,11 +13,11 @@ __device__ __forceinline__ void load_q(const struct gpu_backward_params &a, cons
     load_tile<HEAD_DIM / 8, STAGE_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
                                                     at.seqlen_q - row, a.in.head_dim);
 }
-/* The word-th of what there is for each row of a head. */
+/* The word-th word of each row of a head: lse, delta, and the part that lse has rounded away. */
 __device__ __forceinline__ const float *row_words(const struct head &head, int word) {
     return BIAS && word == 2 ? head.low : word ? head.delta : head.lse;
 }
-/* dO and what there is for each row. */
+/* Loads dO and the words of each row. */
 __device__ __forceinline__ void load_dout(const struct gpu_backward_params &a, const struct place &at, int h,
                                           const struct stage &stage, int row) {
     const struct head head = find_head(a, at, h);
@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_dout(const struct gpu_backward_params &a, c
     }
 }
 
-/* RING: the slot of the stage that is computed, and which of its barrier's phases says that it is there. */
+/* RING: the slot of the current stage, and the phase of its barrier that ends when the stage is full. */
 struct ring {
     int slot;
     uint32_t parity;
@@ -41,7 +41,7 @@ __device__ __forceinline__ struct stage stage_at(const struct tiles &tiles, int 
 }
 /* Ends a phase when all warps have staged a stage's scores. */
 __device__ __forceinline__ uint32_t scores_barrier(const struct tiles &tiles) { return tiles.barriers + RING * 8; }
-/* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
+/* Copies of words of rows, of panels of Q and of panels of dO, distributed over the warps. */
 __device__ __forceinline__ void load_stage_by_tma(const struct work &on, const struct stage &stage, int row) {
     constexpr int columns_q = mma_backward_panel(HEAD_DIM), columns_v = mma_backward_panel(HEAD_DIM_V);
     constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_stage_by_tma(const struct work &on, const s
                                     stage.full, (panel - panels_q) * columns_v, row, head.index, on.at.batch);
     }
 }
-/* To a slot that all warps have left. */
+/* Loads a stage to a slot that all warps have left. */
 __device__ __forceinline__ void load_stage(const struct work &on, int slot, int row) {
     if (row == NO_ROW)
         return;
@@ -127,7 +127,8 @@ __device__ __forceinline__ void copy_mask(const struct work &on, uint32_t staged
             cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : none, count);
     }
 }
-/* What the warp's own rows of the sub-tile at `row` need; `staged`: where their dS will go. */
+/* Copies masks and biases of the warp's own rows of the sub-tile at `row`. `staged` is the address where their dS
+ * will lie. */
 __device__ __forceinline__ void copy_scores(const struct work &on, uint32_t staged, int row) {
     const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
@@ -139,9 +140,9 @@ __device__ __forceinline__ void copy_scores(const struct work &on, uint32_t stag
     }
 }
 
-/* A key that no row sees adds nothing to dQ, but 0 times NaN is not 0: rows of K that hold NaN or inf become 0. Where
- * rows do see such a key, their P becomes NaN (spoil_p()): bit j of what is returned says it of the lane's j-th key.
- * All threads call it, when K is there; warps with the same keys look at the same rows. */
+/* A key that no row sees adds nothing to dQ, but 0 times NaN is NaN: rows of K that hold NaN or inf become 0. Where
+ * rows see such a key, their P becomes NaN (spoil_p()): bit j of the result says so of the lane's j-th key. All
+ * threads call it after K is loaded; warps with the same keys test the same rows. */
 __device__ __forceinline__ uint32_t scrub_keys(const struct tiles &tiles, int warp_key) {
     constexpr int chunks = HEAD_DIM / 8, lanes = 32 / WARP_KEYS; /* that share a row */
     const int lane = threadIdx.x % 32, row = warp_key + lane % WARP_KEYS;
@@ -166,8 +167,8 @@ __device__ __forceinline__ uint32_t scrub_keys(const struct tiles &tiles, int wa
     return own;
 }
 
-/* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
- * NaN is not. All warps look at the same words. */
+/* A row that sees no key has no gradient, whatever dO is and whatever the row holds. Its P and dS are 0, but 0 times
+ * NaN is NaN. All warps read the same words. */
 __device__ __forceinline__ void clear_empty(const struct walk &walk, const struct stage &stage, int row) {
     if (!(MASK || BIAS || INTERVALS || ROW_RUNS) && (!WINDOW || row >= walk.full_first))
         return; /* rows without a key are before those that see one */
@@ -185,7 +186,7 @@ __device__ __forceinline__ void clear_empty(const struct walk &walk, const struc
     __syncthreads();
 }
 
-/* The block's keys in a tensor: from it to a tile, and back. */
+/* Copies the block's keys between a tensor and a tile, in either direction. */
 __device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struct gpu_backward_params &a,
                                          const struct place &at) {
     return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +

@@ -1,4 +1,4 @@
-/* mma_backward_place.cuh: where a block of mma_backward.cu stands, and which rows see its keys. */
+/* mma_backward_place.cuh: the coordinates of a block of mma_backward.cu, and which rows see its keys. */
 #ifndef FDM_MMA_BACKWARD_PLACE_CUH
 #define FDM_MMA_BACKWARD_PLACE_CUH
 
@@ -8,7 +8,7 @@
 #include "gpu/semaphores.cuh"
 #include "gpu/visible.cuh"
 
-/* The block's place, and one query head's addresses. */
+/* The block's coordinates, and one query head's addresses. */
 struct place : sequence {
     int part, first_key; /* part: of all groups of query heads; unless they are split, a KV head */
 };
@@ -21,8 +21,8 @@ struct head {
     const uint8_t *block_mask;
 };
 
-/* The place of the block, from the last head on: what backward_prepare wrote last is still in the second-level cache.
- * `scratch`: a word of shared memory. */
+/* The coordinates of the block. The last head comes first, since the second-level cache still holds what
+ * backward_prepare wrote last. `scratch` is a word of shared memory. */
 __device__ __forceinline__ struct place find_block(const struct mma_backward_params &params, int *scratch) {
     const struct gpu_backward_params &a = params.shared;
     uint32_t x = blockIdx.x, y = gridDim.y - 1 - blockIdx.y, z = gridDim.z - 1 - blockIdx.z;
@@ -34,8 +34,8 @@ __device__ __forceinline__ struct place find_block(const struct mma_backward_par
     }
     if (DETERMINISTIC) {
         const uint32_t ticket = take_ticket(a.ticket, scratch);
-        /* Of so many heads the last key blocks, then those before them, ...: few blocks of a head begin at a time,
-         * since each is a step behind the one before. */
+        /* The last key blocks of so many heads begin first, then those before them, and so on: few blocks of a head
+         * begin at a time, since each is a step behind the one before. */
         const uint32_t all = (FOLDED ? gridDim.x / a.grid_x : gridDim.y * gridDim.z), turn = params.heads_in_turn;
         const uint32_t first = ticket / (turn * a.grid_x) * turn, heads = min(turn, all - first);
         const uint32_t place = ticket - first * a.grid_x, head = first + place % heads;
@@ -49,18 +49,18 @@ __device__ __forceinline__ struct place find_block(const struct mma_backward_par
 __device__ __forceinline__ int head_kv_of(const struct gpu_backward_params &a, const struct place &at) {
     return SPLIT ? at.part / a.group_parts : at.part;
 }
-/* Query heads that the block takes. */
+/* Query heads that the block processes. */
 __device__ __forceinline__ int num_heads(const struct gpu_backward_params &a) {
     return SPLIT ? a.part_heads : a.in.group;
 }
 
-/* Where the head's rows begin in the workspace's arrays. */
+/* Index of the head's first row in the workspace's arrays. */
 __device__ __forceinline__ int64_t rows_begin(const struct gpu_backward_params &a, const struct place &at, int h) {
     return VARLEN ? backward_begin(at.q_begin, at.batch, MMA_BACKWARD_ROW_STEP) + h * a.rows
                   : ((int64_t)at.batch * a.in.heads + h) * a.rows;
 }
 
-/* Made anew where it is needed: kept through the loop, the addresses would take registers that the sums need. */
+/* The addresses are computed again at each use: kept through the loop they would take registers that the sums need. */
 __device__ __forceinline__ struct head find_head(const struct gpu_backward_params &a, const struct place &at, int h) {
     struct head head;
     h = opaque(h);
@@ -82,8 +82,8 @@ __device__ __forceinline__ struct head find_head(const struct gpu_backward_param
     return head;
 }
 
-/* Bytes from a row of mask, bias or dbias to the n-th after it. Aligned ones are less than 2^31 apart: registers are
- * scarce. */
+/* Bytes from a row of mask, bias or dbias to the n-th row after it. Aligned rows are less than 2^31 bytes apart,
+ * which saves registers. */
 __device__ __forceinline__ int64_t mask_rows(const struct gpu_backward_params &a, int n) {
     return WIDE_SCORES ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
 }
@@ -96,7 +96,7 @@ __device__ __forceinline__ int64_t dbias_rows(const struct gpu_backward_params &
                                      : n * a.dbias.row * BIAS_BYTES;
 }
 
-/* The key at a place of the block's. */
+/* The number of the block's n-th key. */
 __device__ __forceinline__ int key_at(const struct gpu_backward_params &a, const struct place &at, int local) {
     if (!GATHER)
         return at.first_key + local;
@@ -104,14 +104,14 @@ __device__ __forceinline__ int key_at(const struct gpu_backward_params &a, const
     return a.order[at.batch * a.order_batch + head * a.order_head + at.first_key + local];
 }
 
-/* The thread's keys, two of each tile: the rows that see them, and their bias. */
+/* The rows that see the thread's keys, two of each tile, and the keys' bias. */
 struct keys {
     int first[KEY_TILES][2], last[KEY_TILES][2];
     float bias[KEY_TILES][2];
 };
-/* By window and ends. Where nothing else decides, made where it is needed: few sub-tiles are partial. Bounds are those
- * of the block's first key and the distance from it; clamped so that 32 bits hold them, they may lie outside of the
- * rows. */
+/* The rows by window and ends. Where nothing else hides pairs they are computed at each use, since few sub-tiles are
+ * partial. Bounds are those of the block's first key and the distance from it; they are clamped to 32 bits, and may
+ * lie outside of the rows. */
 __device__ __forceinline__ int bound_of(int64_t row) {
     return (int)min(max(row, (int64_t)-BLOCK_N), (int64_t)(UNBOUNDED - BLOCK_N));
 }
@@ -133,7 +133,7 @@ __device__ __forceinline__ struct keys bound_keys(const struct gpu_backward_para
     }
     return keys;
 }
-/* Otherwise they are kept in shared memory: first, last and bias of each of BLOCK_N keys. */
+/* Otherwise shared memory holds first, last and bias of each of BLOCK_N keys. */
 __device__ __forceinline__ void store_keys(const struct gpu_backward_params &a, const struct place &at,
                                            const struct head &head, uint32_t to) {
     if (threadIdx.x >= BLOCK_N)
@@ -174,7 +174,7 @@ __device__ __forceinline__ struct keys stored_keys(uint32_t from, int warp_key) 
     return keys;
 }
 
-/* Row blocks in which some row sees some key; and which of those need no test of pairs. */
+/* The row blocks in which some row sees some key, and those of them that need no test of pairs. */
 struct walk {
     int first, last;           /* rows that window and ends leave: first <= i < last */
     int full_first, full_last; /* rows that see all keys of the block, by window and ends */
@@ -191,7 +191,7 @@ __device__ __forceinline__ struct walk plan_walk(const struct gpu_backward_param
         w.full_last = UNBOUNDED; /* rows past the end have weight 0 */
     return w;
 }
-/* The part of the walk that intervals, masks and biases of the keys leave. `scratch`: 32 bytes that nobody uses. */
+/* The part of the walk that intervals, masks and biases of keys leave. `scratch` is 32 unused bytes. */
 __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
     if (threadIdx.x < BLOCK_N) {
         int first = (int)ld_shared_4(keys + threadIdx.x * 4);
@@ -218,7 +218,7 @@ __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a
                                              int row) {
     return find_head(a, at, h).block_mask[(int64_t)(row / BLOCK_M) * a.in.block_mask_row];
 }
-/* Whether one of the block's keys from `n` on, one a lane or thread, is seen by some of STAGE_ROWS rows. */
+/* Whether some of STAGE_ROWS rows see one of the block's keys from `n` on. A lane or thread has a key. */
 __device__ __forceinline__ bool is_seen(uint32_t keys, int n, int row) {
     const int first = (int)ld_shared_4(keys + n * 4), last = (int)ld_shared_4(keys + (BLOCK_N + n) * 4);
     return first < row + STAGE_ROWS && last > row && first < last;
@@ -230,14 +230,14 @@ __device__ __forceinline__ bool active(const struct gpu_backward_params &a, cons
         return any;
     if (!RING)
         return __syncthreads_or(any && threadIdx.x < BLOCK_N && is_seen(keys, threadIdx.x, row));
-    bool mine = false; /* every warp looks at all keys: no barrier */
+    bool mine = false; /* every warp reads all keys, so that no barrier is needed */
 #pragma unroll
     for (int n = 0; any && n < BLOCK_N; n += 32)
         mine = mine || is_seen(keys, n + threadIdx.x % 32, row);
     return __any_sync(0xffffffff, mine);
 }
 
-/* Where the rows of a block begin that window and ends leave, in whole sub-tiles. */
+/* The first row, in whole sub-tiles, that window and ends leave a block. */
 __device__ __forceinline__ int first_sub_tile(const struct walk &w, int row) {
     return max(w.first - row, 0) / SUB_ROWS * SUB_ROWS;
 }
@@ -253,10 +253,10 @@ struct work {
     const struct walk &walk;
     const value_fragments &values;
     int h;
-    const uint32_t &spoiled; /* SCRUB: what scrub_keys() has said */
+    const uint32_t &spoiled; /* SCRUB: the result of scrub_keys() */
 };
 
-/* The next active rows to stage from `row` on; NO_ROW when there is none. */
+/* The next active rows to stage from `row` on; NO_ROW when there are none. */
 __device__ __forceinline__ int next_active(const struct work &on, int row) {
     while (row < on.walk.last && !active(on.params.shared, on.at, on.tiles.keys, on.h, row))
         row += STAGE_ROWS;

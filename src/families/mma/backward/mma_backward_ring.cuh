@@ -4,7 +4,7 @@
 
 #include "families/mma/backward/mma_backward_sums.cuh"
 
-/* COPIED: masks or biases of a stage's rows, to the buffer `to` of those that pass. */
+/* COPIED: copies masks or biases of a stage's rows to the buffer `to`. */
 __device__ __forceinline__ void copy_ahead(const struct work &on, uint32_t to, int row) {
     if (!COPIED)
         return;
@@ -13,7 +13,7 @@ __device__ __forceinline__ void copy_ahead(const struct work &on, uint32_t to, i
     cp_async_commit();
 }
 
-/* Stages of 64 rows lie in a ring; one is loaded RING - 1 stages ahead, when all warps have left its place. */
+/* Stages of 64 rows lie in a ring. A stage is loaded RING - 1 stages ahead, when all warps have left its slot. */
 __device__ __forceinline__ void walk_ring(struct carried &carried, const struct work &on) {
     const struct gpu_backward_params &a = on.params.shared;
     const struct place &at = on.at;

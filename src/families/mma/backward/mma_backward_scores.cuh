@@ -70,7 +70,8 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
     }
 }
 
-/* Half blocks without a ring await the turn for the bias' gradient when dS is made, not before: fewer registers. */
+/* Half blocks without a ring wait for the semaphore of the bias' gradient when dS is made, not before, which takes
+ * fewer registers. */
 #define LATE_TURN (HALF_BLOCK && !RING)
 __device__ __forceinline__ void await_dbias_turn(bool here, const struct gpu_backward_params &a, const struct place &at,
                                                  int h, int row) {
@@ -119,8 +120,8 @@ __device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, i
     return seen;
 }
 
-/* Otherwise one bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the
- * wait. */
+/* Otherwise the result has one bit for each score of the thread: the mask shows the pair. It is read ahead of the
+ * products, which hide the wait. */
 __device__ __forceinline__ uint32_t mask_bits(const struct gpu_backward_params &a, const struct place &at, int h,
                                               int warp_key, int first_row) {
     const int lane = threadIdx.x % 32;
@@ -156,7 +157,7 @@ __device__ __forceinline__ uint32_t range_bits(const struct gpu_backward_params 
     return held;
 }
 
-/* Of PART_ROWS rows: P, and with SOFTCAP the slope of the cap, rounded as dS will be. */
+/* P of PART_ROWS rows, and with SOFTCAP the slope of the cap, rounded as dS will be. */
 struct p_fragments {
     float p[KEY_TILES][ROW_TILES][4];
     uint32_t slope[ROW_TILES][2 * KEY_TILES];
@@ -174,11 +175,11 @@ __device__ __forceinline__ void pack_scores(score_fragments &left, const float (
 
 /* A sub-tile of rows. */
 struct sub_tile {
-    struct stage stage; /* where its rows are, `sub` rows on */
-    uint32_t staged;    /* where its dS goes, and P after it */
+    struct stage stage; /* address of its rows */
+    uint32_t staged;    /* address of its dS, and of P after it */
     int row, sub;       /* the stage's first row, and the sub-tile's from there */
     bool partial;       /* some row may not see some key */
-    bool copying;       /* RING 0: copies of its masks or biases are waited for here */
+    bool copying;       /* RING 0: the warp waits for copies of its masks or biases here */
 };
 
 /* The part of it from row `row` of the stage on, PART_ROWS rows, and the warp's keys. */
@@ -186,7 +187,7 @@ struct part {
     int warp_key, row;
 };
 
-/* What rows see of keys that scrub_keys() has taken out is NaN. */
+/* P becomes NaN where a row sees a key that scrub_keys() has set to 0. */
 __device__ __forceinline__ void spoil_p(struct p_fragments &w, uint32_t spoiled) {
     if (!SCRUB || !spoiled)
         return;
@@ -200,7 +201,7 @@ __device__ __forceinline__ void spoil_p(struct p_fragments &w, uint32_t spoiled)
                     w.p[t][n][e] = NOT_A_NUMBER;
 }
 
-/* lse, and beside a bias what it has rounded away, of two rows of a stage. */
+/* lse of two rows of a stage, and beside a bias the part that it has rounded away. */
 struct two_rows {
     uint32_t lse[2], low[2];
 };
@@ -273,7 +274,7 @@ __device__ __forceinline__ void make_weights(struct p_fragments &w, const struct
     }
 }
 
-/* P becomes 0 where a row does not see a key. seen: what mask_bits() and range_bits() gave. */
+/* Sets P to 0 where a row does not see a key. `seen` is the result of mask_bits() and range_bits(). */
 __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
                                           const struct part &part, const struct keys &keys, uint32_t seen, int lane) {
     uint32_t rows_seen = 0;
@@ -299,7 +300,7 @@ __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct wo
         }
 }
 
-/* P of a part. */
+/* Makes P of a part. */
 __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
                                        const struct part &part) {
     const struct gpu_backward_params &a = on.params.shared;
@@ -389,7 +390,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
     pack_scores(left, dp);
 }
 
-/* Scores to shared memory as [key][row of the sub-tile]. */
+/* Stores scores to shared memory as [key][row of the sub-tile]. */
 __device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4],
                                              int warp_key, int warp_row) {
     const int lane = BARE ? threadIdx.x % 32 : fresh_lane();

@@ -1,19 +1,20 @@
-/* mma_backward_semaphores.cuh: the order in which blocks of mma_backward.cu add to the same sums, where it is fixed. */
+/* mma_backward_semaphores.cuh: the semaphores by which blocks of mma_backward.cu add to the same sums in a fixed
+ * order. */
 #ifndef FDM_MMA_BACKWARD_SEMAPHORES_CUH
 #define FDM_MMA_BACKWARD_SEMAPHORES_CUH
 
 #include "families/mma/backward/mma_backward_place.cuh"
 
 /* DETERMINISTIC: blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their
- * tickets, one after the other: a semaphore counts those that have added. Of the key blocks of a head the last is
- * first: where keys are seen from their diagonal on, each then comes to rows that the one before has just left, and
- * none waits. Where all blocks walk from the first row on, each is a step behind the one before, so that blocks of many
- * heads begin in turn. */
+ * tickets, one after the other; a semaphore counts those that have added. The last key block of a head begins first:
+ * where keys are seen from their diagonal on, each block then reaches rows that the one before has just left, and
+ * none waits. Where all blocks walk from the first row on, each is a step behind the one before, so that the blocks
+ * of many heads are interleaved. */
 __device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return a.semaphores + (rows_begin(a, at, h) + row) / 16;
 }
-/* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
+/* How many key blocks before this one process some of SUB_ROWS rows from `row` on, by window and ends. */
 __device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at, int row) {
     const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N;
     int64_t last = at.seqlen_k - 1;
@@ -22,7 +23,7 @@ __device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, cons
     const int blocks = ((int)(last / group) + 1) * (group / BLOCK_N);
     return min(blocks, (at.seqlen_k + BLOCK_N - 1) / BLOCK_N) - 1 - at.first_key / BLOCK_N;
 }
-/* Of the bias' gradient: heads and batches that share it, in order. */
+/* The same for the bias' gradient: heads and batches that share it come in order. */
 __device__ __forceinline__ int *dbias_semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
                                                    int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
@@ -36,7 +37,7 @@ __device__ __forceinline__ int my_dbias_turn(const struct gpu_backward_params &a
     return (a.dbias_batches == 1 ? at.batch * a.in.bias.group : 0) + h % a.in.bias.group;
 }
 
-/* Which turns of a head the block has yet to hand on. */
+/* The semaphores of a head that the block has yet to release. */
 struct turns {
     int row, added; /* the first rows of them; rows to which the block has added */
 };
@@ -44,8 +45,8 @@ struct turns {
 __device__ __forceinline__ struct turns first_turns(const struct walk &w) {
     return {TURNS_DBIAS && UNEVEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
 }
-/* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits
- * its turn here. */
+/* Releases the semaphores of rows before `end`, when all warps have added to them. Where nothing was added the block
+ * waits for its number first. */
 __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_backward_params &a,
                                         const struct place &at, const struct walk &w, int h, int end) {
     if (threadIdx.x != 0)
@@ -70,13 +71,13 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
         }
     }
 }
-/* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient
- * theirs too, since heads and batches wait for it long enough. */
+/* Releases semaphores when all warps have made the scores of the rows from `row` on: those of dQ of the rows before,
+ * and those of the bias' gradient of these rows too, since heads and batches wait for it long enough. */
 __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct gpu_backward_params &a,
                                                const struct place &at, int h, int row) {
     hand_on(turns, a, at, plan_walk(a, at), h, row);
     turns.added = row;
-    h = opaque(h); /* made here, not kept */
+    h = opaque(h); /* computed here, not kept in a register */
     if (TURNS_DBIAS && threadIdx.x == 0)
         release_semaphore(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
 }

@@ -92,7 +92,7 @@ static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V %
  * all. */
 #define PANEL_ROWS (RING ? STAGE_ROWS : 0)
 #define PANEL_KEYS (RING ? BLOCK_N : 0)
-/* What a thread is, kept for the whole loop: its warp, and its places in a step where rows have 128 bytes. */
+/* The thread's warp, and its offsets in a step where rows have 128 bytes. They are kept through the loop. */
 struct self {
     int warp;
     uint32_t rows, chunks;
@@ -101,8 +101,8 @@ struct tiles {
     struct self self;
     uint32_t q, dout, staged, rows, k, v, keys, barriers;
 };
-/* Staged rows: where Q and dO are, and the words of rows, STAGE_ROWS of each; RING: the barrier that says they are
- * there. */
+/* Staged rows: addresses of Q, of dO, and of the words of rows, STAGE_ROWS of each; with RING the barrier that ends
+ * a phase when they are loaded. */
 struct stage {
     uint32_t q, dout, rows, full;
 };
@@ -123,8 +123,8 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The lane's number, opaque to the compiler: what follows from it is computed again, not kept in registers through the
- * loop. Where it is called was decided by the spills of all specialisations. */
+/* The lane's number, opaque to the compiler, so that what follows from it is computed again and not kept in
+ * registers through the loop. The spills of all specialisations decided where it is called. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
     thread = opaque(thread);

@@ -5,8 +5,8 @@
 
 #include "families/mma/backward/mma_backward_sums.cuh"
 
-/* What comes after the sub-tile at `row`: copies of its masks and biases to the buffer `to`; after the last one of the
- * staged rows, those that `next` begins. */
+/* Copies masks and biases of the sub-tile after the one at `row` to the buffer `to`; after the last of the staged
+ * rows, those of the sub-tile at `next`. */
 __device__ __forceinline__ void load_under_dq(const struct work &on, const struct stage &stage, uint32_t to, int row,
                                               bool last, int next) {
     const struct gpu_backward_params &a = on.params.shared;
@@ -25,7 +25,8 @@ __device__ __forceinline__ void load_under_dq(const struct work &on, const struc
     cp_async_commit();
 }
 
-/* BLOCK_M rows are staged at a time, and walked SUB_ROWS at a time; the next ones are loaded under dQ. */
+/* BLOCK_M rows are staged at a time, and walked SUB_ROWS at a time. The next ones are loaded under the products of
+ * dQ. */
 __device__ __forceinline__ void walk_staged(struct carried &carried, const struct work &on) {
     const struct gpu_backward_params &a = on.params.shared;
     const struct place &at = on.at;

@@ -1,4 +1,4 @@
-/* mma_backward_sums.cuh: what P and dS add to dK, dV and dQ in mma_backward.cu, and where sums end. */
+/* mma_backward_sums.cuh: the additions of P and dS to dK, dV and dQ in mma_backward.cu, and the stores of the sums. */
 #ifndef FDM_MMA_BACKWARD_SUMS_CUH
 #define FDM_MMA_BACKWARD_SUMS_CUH
 
@@ -6,7 +6,7 @@
 #include "families/mma/backward/mma_backward_scores.cuh"
 #include "gpu/quad.cuh"
 
-/* What a part's own rows add to a sum. */
+/* Adds the products of a part's own rows to a sum. */
 template <int tiles, class address>
 __device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], const score_fragments &left,
                                          const address &right) {
@@ -15,17 +15,17 @@ __device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], cons
         add_product<COLUMN_SHARES>(sum, left[n], right, n * 16);
 }
 
-/* What the loop over rows carries from stage to stage, and from head to head. */
+/* State that the loop over rows carries from stage to stage, and from head to head. */
 struct carried {
     struct sums sums;
-    uint32_t ds_buffer; /* bytes to the buffer of dS that comes next */
-    uint32_t spoiled;   /* SCRUB: what scrub_keys() has said, */
-    bool scrubbed;      /* once it was called */
+    uint32_t ds_buffer; /* offset of the buffer of dS that is written next */
+    uint32_t spoiled;   /* SCRUB: the result of scrub_keys() */
+    bool scrubbed;      /* SCRUB: scrub_keys() was called */
     struct ring ring;
     struct turns turns; /* DETERMINISTIC: of a head */
 };
 
-/* When K is there for the first time. */
+/* Called when K is loaded. */
 __device__ __forceinline__ void scrub_once(struct carried &carried, const struct tiles &tiles) {
     if (!SCRUB || carried.scrubbed)
         return;
@@ -33,8 +33,8 @@ __device__ __forceinline__ void scrub_once(struct carried &carried, const struct
     carried.scrubbed = true;
 }
 
-/* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
- * memory for the other warps. */
+/* Makes the scores of the sub-tile's rows that are the warp's own, adds them to dK and dV, and leaves dS (BY_COLUMNS
+ * also P) in shared memory for the other warps. */
 __device__ __forceinline__ void add_own(struct sums &sums, const struct work &on, const struct sub_tile &rows) {
     const struct tiles &tiles = on.tiles;
     const struct stage &stage = rows.stage;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct work &on
     }
 }
 
-/* BY_COLUMNS: what rows of another warp with the same keys add to the warp's columns of dK and dV. */
+/* BY_COLUMNS: adds rows of another warp with the same keys to the warp's columns of dK and dV. */
 __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                                 uint32_t staged, int sub, int other) {
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
@@ -106,8 +106,8 @@ __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles
         add_others_rows(sums, tiles, stage, staged, sub, other);
 }
 
-/* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of
- * all. */
+/* Makes dQ of the warp's rows and columns from the staged dS, and adds it in global memory, in order where that is
+ * fixed. A call makes some of the passes over columns. */
 template <int first_pass = 0, int end_pass = DQ_PASSES>
 __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, int row, int sub_row) {
     const struct gpu_backward_params &a = on.params.shared;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, i
     }
 }
 
-/* The sums of warps with the same keys, added in the first of them. */
+/* Adds the sums of warps with the same keys in the first of them. */
 template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[tiles][4], float *shared) {
     if (SHARE == 1 || BY_COLUMNS)
         return;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void store_keys_tile(const struct gpu_matrix &to, con
     }
 }
 
-/* The gradient of the bias of the warp's keys, of one query head; the sums begin anew. */
+/* Stores the gradient of the bias of the warp's keys for one query head, and sets the sums to 0. */
 __device__ __forceinline__ void store_key_dbias(struct sums &sums, const struct gpu_backward_params &a,
                                                 const struct place &at, int h) {
     const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS;
@@ -209,8 +209,8 @@ __device__ __forceinline__ void store_key_dbias(struct sums &sums, const struct 
     }
 }
 
-/* SPLIT: one part of a gradient of the block's keys, in fp32: rows of HEAD_DIM or HEAD_DIM_V as the keys lie in the
- * tensor. */
+/* SPLIT: stores one part of a gradient of the block's keys in fp32, in rows of HEAD_DIM or HEAD_DIM_V in the order
+ * of the tensor's keys. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][4], float *to,
                                            const struct gpu_backward_params &a, const struct place &at) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][
     }
 }
 
-/* One gradient of the block's keys: rounded, through shared memory, to global memory. */
+/* Stores one gradient of the block's keys, rounded, through shared memory. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][4], float factor, uint32_t tile,
                                            const struct gpu_matrix &to, const struct gpu_backward_params &a,

@@ -1,7 +1,8 @@
-/* mma_owner.cuh: a block of a backward kernel that owns query rows and walks the keys, or owns keys and walks the rows:
- * its place, what window, ends and mask leave of its walk, and its turns at the gradient of a bias. "Own" is what the
- * block keeps, "other" what it walks, OTHERS of them a step. For kernels that define OWN, OTHERS, OWNS_KEYS,
- * MASK_BLOCK (of the block mask, both ways), DTYPE, DETERMINISTIC and FOLDED before including this. */
+/* mma_owner.cuh: a block of a backward kernel that owns query rows and walks the keys, or owns keys and walks the
+ * rows: its coordinates, what window, ends and mask leave of its walk, and its semaphores at the gradient of a bias.
+ * "Own" are the rows or keys that the block keeps, "other" those that it walks, OTHERS of them a step. A kernel
+ * defines OWN, OTHERS, OWNS_KEYS, MASK_BLOCK (rows and keys of a tile of the block mask), DTYPE, DETERMINISTIC and
+ * FOLDED before including this. */
 #ifndef FDM_MMA_OWNER_CUH
 #define FDM_MMA_OWNER_CUH
 
@@ -22,15 +23,15 @@ static_assert(OWNER_TURN_KEYS % OTHERS == 0 && OWNER_ROW_STEP % OTHERS == 0, "tu
 /* The block's own rows or keys, and the others that window and ends leave them. */
 struct place {
     struct sequence s;
-    int head, head_kv; /* the query head; where keys are owned, of those of the group in turn */
+    int head, head_kv; /* the query head; where keys are owned, the heads of the group one after the other */
     int first, own_length, other_length;
-    int begin, end;           /* some own sees others begin <= j < end */
-    int full_begin, full_end; /* and every own these */
+    int begin, end;           /* some own row or key sees the others begin <= j < end */
+    int full_begin, full_end; /* every own row or key sees these */
 };
 __device__ __forceinline__ struct place find_place(const struct gpu_backward_params &a, uint32_t x, uint32_t y,
                                                    uint32_t z) {
     struct place at;
-    /* causal: the longest first */
+    /* causal: blocks with the longest walks begin first */
     const int block = WINDOW && !OWNS_KEYS ? a.grid_x - 1 - x : x;
     at.s = find_sequence(a.in, z);
     at.head_kv = OWNS_KEYS ? y : y / a.in.group;
@@ -54,7 +55,7 @@ __device__ __forceinline__ struct place find_place(const struct gpu_backward_par
     }
     return at;
 }
-/* The place of the block. `scratch`: a word of shared memory. */
+/* The coordinates of the block. `scratch` is a word of shared memory. */
 __device__ __forceinline__ struct place find_block(const struct gpu_backward_params &a, int *scratch) {
     if (!DETERMINISTIC && !FOLDED)
         return find_place(a, blockIdx.x, blockIdx.y, blockIdx.z);
@@ -68,18 +69,18 @@ __device__ __forceinline__ int64_t other_begin(const struct place &at) {
 __device__ __forceinline__ int own_head(const struct place &at) { return OWNS_KEYS ? at.head_kv : at.head; }
 __device__ __forceinline__ int other_head(const struct place &at) { return OWNS_KEYS ? at.head : at.head_kv; }
 
-/* Where the head's rows begin in the workspace's arrays. */
+/* Index of the head's first row in the workspace's arrays. */
 __device__ __forceinline__ int64_t rows_begin(const struct gpu_backward_params &a, const struct place &at) {
     return VARLEN ? backward_begin(at.s.q_begin, at.s.batch, OWNER_ROW_STEP) + at.head * a.rows
                   : ((int64_t)at.s.batch * a.in.heads + at.head) * a.rows;
 }
 
-/* The first element from row `row` of a head: matrices are q, k, v, out and their gradients. */
+/* Address of row `row` of a head. The matrices are q, k, v, out and their gradients. */
 __device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, int64_t row, int head) {
     return m.data + (batch * m.batch + row * m.row + head * m.head) * (DTYPE == GPU_FLOAT32 ? 4 : 2);
 }
 
-/* What the mask does to the own and a step's others. */
+/* GPU_BLOCK_*: what the mask hides of the own rows or keys and a step's others. */
 __device__ __forceinline__ int mask_kind(const struct gpu_backward_params &a, const struct place &at, int step) {
     const uint8_t *block_mask =
         a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.block_mask_group * a.in.block_mask_head;
@@ -102,7 +103,7 @@ __device__ __forceinline__ int mask_kind(const struct gpu_backward_params &a, co
     }
     return hidden ? GPU_BLOCK_HIDDEN : full ? GPU_BLOCK_FULL : GPU_BLOCK_PARTIAL;
 }
-/* Whether some own may not see some other of a step. */
+/* Whether some own row or key may not see some other of a step. */
 __device__ __forceinline__ bool is_partial(const struct gpu_backward_params &a, const struct place &at, int step) {
     return step * OTHERS < at.full_begin || step * OTHERS + OTHERS > at.full_end ||
            (BLOCK_MASKED && mask_kind(a, at, step) != GPU_BLOCK_FULL);
@@ -114,8 +115,8 @@ __device__ __forceinline__ void store_key(uint32_t to, int stride, const struct 
     st_shared_4(to + stride * 4, (uint32_t)key.last);
     st_shared_4(to + stride * 8, __float_as_uint(key.bias));
 }
-/* Of an owner of rows: each thread looks at a key of the step, and leaves what depends on it in `bounds`. Returns
- * whether some own row sees it. */
+/* For a block that owns rows: each thread reads a key of the step, and writes what depends on it to `bounds`.
+ * Returns whether some own row sees it. */
 __device__ __forceinline__ bool look_at_step(const struct gpu_backward_params &a, const struct place &at, int step,
                                              uint32_t bounds) {
     if (threadIdx.x >= OTHERS)
@@ -124,8 +125,8 @@ __device__ __forceinline__ bool look_at_step(const struct gpu_backward_params &a
     store_key(bounds + threadIdx.x * 4, OTHERS, key);
     return max(key.first, at.first) < min(key.last, at.first + OWN);
 }
-/* The next step from `step` on in which some own sees some other, -1 when there is none. sees_some(step): whether keys
- * alone let the thread's own see some of a step's others. */
+/* The next step from `step` on in which some own row or key sees some other, -1 when there is none. sees_some(step)
+ * says whether keys alone let the thread's own see some of a step's others. */
 template <class looking>
 __device__ __forceinline__ int next_active(const struct gpu_backward_params &a, const struct place &at, int step,
                                            const looking &sees_some) {
@@ -157,8 +158,8 @@ __device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a
 __device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
 }
-/* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds
- * nothing. */
+/* Releases the semaphores from `turn` until `end`, when all warps have added. Where the block adds nothing it waits
+ * for them here. */
 __device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, const struct place &at, int turn,
                                         int end) {
     if (!DETERMINISTIC || threadIdx.x != 0)

@@ -32,8 +32,8 @@
 #include "gpu/quad.cuh"
 #include "gpu/redo_dq.cuh"
 
-/* What is kept of a row or key in shared memory, three words some way apart: of rows lse, delta, and what lse has
- * rounded away; of keys the rows first <= i < last that see them, and their bias. */
+/* The words of a row or key in shared memory, three arrays: for rows lse, delta, and the part that lse has rounded
+ * away; for keys the rows first <= i < last that see them, and their bias. */
 struct row_words {
     float lse, low;
 };
@@ -43,24 +43,24 @@ struct key_words {
 };
 __device__ __forceinline__ float shared_float(uint32_t at) { return __uint_as_float(ld_shared_4(at)); }
 
-/* Scores of a warp after the exchange, and what it sums. */
+/* Numbers of a warp's scores after the exchange, and of its sums. */
 typedef float warp_scores[2][2][4];
 struct sums {
     float of[2][SUM_TILES][4], dbias[4];
 };
 
-/* A thread. Arrays are not members: the compiler takes a structure apart before it unrolls loops only where it has
- * none. */
+/* The state of a thread. Arrays are not members: the compiler takes a structure apart before it unrolls loops only
+ * where it has none. */
 struct owner {
     const struct gpu_backward_params &a;
     const struct tiles t;
     struct place at;
-    const int group, share; /* of the warp: its 32 own, and which of the warps that share them it is */
+    const int group, share; /* the warp's 32 own rows or keys, and its number among the warps that share them */
     struct sums &sums;
     int parity;             /* of the words of others in use */
     int stage;              /* of the next slice that is read */
-    int step, next;         /* the step at work, and the one after it; -1: none */
-    int load_step, load_at; /* whose slices are loaded, and how many have been */
+    int step, next;         /* the current step, and the next; -1: none */
+    int load_step, load_at; /* the step whose slices are being loaded, and their number so far */
     bool has_empty;         /* some row of the step sees no key */
 
     __device__ __forceinline__ owner(const struct gpu_backward_params &params, const struct place &place,
@@ -69,13 +69,13 @@ struct owner {
           sums(to), parity(0), stage(0), step(-1), next(-1), load_step(-1), load_at(0), has_empty(false) {}
 
     __device__ __forceinline__ uint32_t bounds_of(int which) const { return t.bounds + which * OTHERS * 12; }
-    /* The lane's first own, of the 32 of its warp: the others are 8, 16 and 24 on; and its first other. */
+    /* The lane's first own row or key of its warp's 32, before those 8, 16 and 24 on; and its first other. */
     __device__ __forceinline__ int lane_own() const { return group * 32 + threadIdx.x % 32 / 4; }
     __device__ __forceinline__ int lane_other() const { return share * 16 + threadIdx.x % 4 * 2; }
 
     /* ---- words of rows and keys ---- */
 
-    /* Of the own; keys of the query head at work. */
+    /* The words of the own rows, or of the own keys for the current query head. */
     __device__ __forceinline__ void store_own_words() const {
         if (threadIdx.x < OWN && OWNS_KEYS) {
             store_key(t.words + threadIdx.x * 4, OWN, rows_of_key(a.in, at.s, at.head, at.first + (int)threadIdx.x));
@@ -105,8 +105,8 @@ struct owner {
 
     /* ---- the walk ---- */
 
-    /* Whether keys alone let the thread's own see some of a step's others. Where rows are owned, what
-     * depends on keys alone is left in `bounds`. */
+    /* Whether keys alone let the thread's own see some of a step's others. A block that owns rows writes what
+     * depends on keys alone to `bounds`. */
     __device__ __forceinline__ bool sees_some(int from, uint32_t bounds) const {
         if (OWNS_KEYS) {
             if (threadIdx.x >= OWN)
@@ -149,7 +149,7 @@ struct owner {
                                      m.row * 2, at.other_length - first,
                                      (second ? a.in.head_dim_v : a.in.head_dim) - column);
     }
-    /* The words of a step's rows, past the end those of no row. */
+    /* Loads the words of a step's rows; past the end, those of a row that sees no key. */
     __device__ __forceinline__ void load_row_words() const {
         const int n = threadIdx.x * 4;
         if (n < ROW_WORDS * OTHERS) {
@@ -158,7 +158,7 @@ struct owner {
                         from + rows_begin(a, at) + load_step * OTHERS + n % OTHERS);
         }
     }
-    /* The next slice on its way to a stage; none behind the last step. */
+    /* Starts the load of the next slice to a stage; there is none after the last step. */
     __device__ __forceinline__ void load_slice(int to_stage) {
         if (load_at == SLICES) {
             load_at = 0;
@@ -185,7 +185,8 @@ struct owner {
         }
         cp_async_commit();
     }
-    /* Where the next slice is, when all threads have it and have left the one before, whose place is loaded anew. */
+    /* Waits until all threads have the next slice and have left the one before, whose stage is loaded again. Returns
+     * its address. */
     __device__ __forceinline__ uint32_t next_slice() {
         cp_async_wait<STAGES - 2>();
         __syncthreads();
@@ -209,7 +210,7 @@ struct owner {
         else
             ((uint16_t *)a.dbias.data)[to] = (uint16_t)pack(x, 0);
     }
-    /* Of own keys and one query head: warps that share keys leave their parts one beside the other. */
+    /* For own keys and one query head: warps that share keys store their parts side by side. */
     __device__ __forceinline__ void store_dbias() const {
 #pragma unroll
         for (int n = 0; n < 4; n++) {
@@ -224,7 +225,7 @@ struct owner {
 
     /* ---- scores ---- */
 
-    /* The warp's 32 x 32 of one slice: its half of the columns. */
+    /* Adds one slice to the warp's 32 x 32 scores, from its half of the columns. */
     __device__ __forceinline__ void multiply_slice(float (&part)[2][4][4], uint32_t left, uint32_t right) const {
         lane_address<SLICE / 8> own = left_of<SLICE / 8>(left, group * 32);
         lane_address<SLICE / 8> others = right_of<SLICE / 8>(right, share / 2 * 32);
@@ -247,7 +248,7 @@ struct owner {
                 }
         }
     }
-    /* Adds both halves of the columns: each of two warps gets 16 of the 32 others. */
+    /* Adds both halves of the columns: each of two warps gets the scores of 16 of the 32 others. */
     __device__ __forceinline__ void exchange(warp_scores &c, const float (&part)[2][4][4]) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const bool upper = share % 2;
@@ -282,7 +283,7 @@ struct owner {
         exchange(c, part);
     }
 
-    /* What bias and mask say of an own and two others; what is past the end stands for the last. */
+    /* Bias and mask of an own and two others; past the end, those of the last. */
     __device__ __forceinline__ void find_bias(float (&b)[2], int own, int other) const {
         const struct gpu_scores &m = a.in.bias;
         const int64_t inside = min(own, at.own_length - 1);
@@ -323,7 +324,7 @@ struct owner {
         }
         return held;
     }
-    /* Whether a pair is visible, masks of pairs left aside. */
+    /* Whether a pair is visible, without regard to masks of pairs. */
     __device__ __forceinline__ bool is_visible(bool partial, int own, int other, const struct row_words &row,
                                                const struct key_words &key) const {
         if (OWNS_KEYS) /* a row that sees no key may hold NaN */
@@ -365,7 +366,8 @@ struct owner {
             p[c] = visible ? ex2_approx(x) : 0.0f;
         }
     }
-    /* P from the products in place. slope: of the cap; without a gradient of the bias P takes it in. */
+    /* Turns products into P in place. `slope` is that of the cap; without a gradient of the bias, P is multiplied by
+     * it. */
     __device__ __forceinline__ void make_p(warp_scores &p, warp_scores &slope, bool partial) const {
         const uint32_t held = ROW_RUNS && partial ? pairs_held() : 0xffff;
         int first_own = lane_own();
@@ -399,7 +401,7 @@ struct owner {
             }
         }
     }
-    /* dS from dP in place; sums of the own keys' bias. */
+    /* Turns dP into dS in place, and adds to the sums of the own keys' bias. */
     __device__ __forceinline__ void make_ds(warp_scores &ds, const warp_scores &p, const warp_scores &slope) {
         if (DETERMINISTIC)
             wait_semaphore(semaphore_of(a, at, turn_of(a, step)), my_turn(a, at));
@@ -425,7 +427,7 @@ struct owner {
                     ds[m][n][e] = x;
                 }
     }
-    /* P or dS, for all warps that share the own. */
+    /* Stores P or dS for all warps that share the own rows or keys. */
     __device__ __forceinline__ void store_scores(const warp_scores &x) const {
 #pragma unroll
         for (int m = 0; m < 2; m++)
@@ -440,8 +442,8 @@ struct owner {
 
     /* ---- sums ---- */
 
-    /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
-     * NaN is not. */
+    /* A row that sees no key has no gradient, whatever dO is and whatever the row holds. Its P and dS are 0, but 0
+     * times NaN is NaN. */
     __device__ __forceinline__ void look_for_empty() {
         bool empty = false;
 #pragma unroll
@@ -535,7 +537,7 @@ struct owner {
 
     /* ---- results ---- */
 
-    /* Which of the warp's rows or keys have NaN among their sums: a bit each. */
+    /* A bit for each of the warp's rows or keys whose sums hold NaN. */
     __device__ __forceinline__ uint32_t find_spoiled() const {
         return spoiled_rows<4>([&](int part) {
             float all = 0;
@@ -545,7 +547,7 @@ struct owner {
             return all;
         });
     }
-    /* Rows that one of the warps which share them has marked. */
+    /* The union of the bits of the warps that share the rows. */
     __device__ __forceinline__ uint32_t marked_by_any(uint32_t rows) const {
         __syncthreads();
         st_shared_4(t.scores + threadIdx.x / 32 * 4, rows);
@@ -555,7 +557,7 @@ struct owner {
             rows |= ld_shared_4(t.scores + (n * GROUPS + group) * 4);
         return rows;
     }
-    /* The warp's rows whose bit is set in `marked` are not written; keys become 0. */
+    /* Stores the warp's rows or keys. Rows whose bit is set in `marked` are not written; such keys become 0. */
     __device__ __forceinline__ void store_sums(float factor, const struct gpu_matrix &to, int num_columns,
                                                uint32_t marked) const {
         if (!to.data)
@@ -584,7 +586,7 @@ struct owner {
             }
         }
     }
-    /* Of keys whose gradients are NaN those that no row sees: their K is NaN, and a bias of -inf hides them. */
+    /* Those keys with NaN gradients that no row sees: their K is NaN, and a bias of -inf hides them. */
     __device__ __forceinline__ uint32_t hidden_keys(uint32_t spoiled) const {
         uint32_t hidden = 0;
         for_each_bit(spoiled, [&](int n) {

@@ -70,8 +70,8 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* What a thread keeps of its two own rows or keys: of rows lse, what lse has rounded away, and delta; of keys the rows
- * first <= i < last that see them, and their bias. */
+/* The words of a thread's two own rows or keys: of rows lse, the part that lse has rounded away, and delta; of keys
+ * the rows first <= i < last that see them, and their bias. */
 struct own_words {
     float lse[2], low[2], delta[2];
     int first[2], last[2];
@@ -84,7 +84,7 @@ struct sums {
     float one[1][columns1][4], two[1][columns2][4], dbias[2];
 };
 
-/* Of two others of a step what is kept in shared memory: of rows, or of keys. */
+/* The words of two others of a step in shared memory, of rows or of keys. */
 struct two_others {
     uint32_t lse[2], low[2];
     uint32_t first[2], last[2], bias[2];
@@ -104,7 +104,7 @@ __device__ __forceinline__ struct two_others read_others(uint32_t bounds, int co
     return o;
 }
 
-/* Which of the warp's rows or keys have NaN among their sums: a bit each. */
+/* A bit for each of the warp's rows or keys whose sums hold NaN. */
 template <int columns> __device__ __forceinline__ uint32_t find_spoiled(const float (&sum)[1][columns][4]) {
     return spoiled_rows<2>([&](int half) {
         float all = 0;
@@ -115,8 +115,8 @@ template <int columns> __device__ __forceinline__ uint32_t find_spoiled(const fl
     });
 }
 
-/* A thread, of a warp that owns 16 rows or keys. Arrays are not members: the compiler takes a structure apart before it
- * unrolls loops only where it has none. */
+/* The state of a thread, whose warp owns 16 rows or keys. Arrays are not members: the compiler takes a structure
+ * apart before it unrolls loops only where it has none. */
 struct owner {
     const struct gpu_backward_params &a;
     const struct tiles t;
@@ -148,8 +148,8 @@ struct owner {
             mine.bias[half] = key.bias;
         }
     }
-    /* Whether keys alone let this thread's own see some of a step's others. Where rows are owned, what
-     * depends on keys alone is left in `bounds`. */
+    /* Whether keys alone let this thread's own see some of a step's others. A block that owns rows writes what
+     * depends on keys alone to `bounds`. */
     __device__ __forceinline__ bool sees_some(int step, uint32_t bounds) const {
         if (OWNS_KEYS) {
             bool some = false;
@@ -197,7 +197,7 @@ struct owner {
             load_others<HEAD_DIM>(t.other1, OWNS_KEYS ? a.in.q : a.in.k, step, a.in.head_dim);
         cp_async_commit();
     }
-    /* And the words of rows, into the key bounds of the step they belong to. */
+    /* Loads the words of rows into the key bounds of the step that they belong to. */
     __device__ __forceinline__ void load_other2(int step, uint32_t bounds) {
         const int n = threadIdx.x * 4;
         if (step >= 0)
@@ -208,8 +208,8 @@ struct owner {
         }
         cp_async_commit();
     }
-    /* Of owned keys: a row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are
-     * 0, but 0 times NaN is not. */
+    /* For owned keys: a row that sees no key has no gradient, whatever dO is and whatever the row holds. Its P and
+     * dS are 0, but 0 times NaN is NaN. */
     __device__ __forceinline__ void clear_empty(uint32_t bounds) {
         const float other_lse = __uint_as_float(ld_shared_4(bounds + threadIdx.x % BLOCK * 4));
         if (!__any_sync(0xffffffff, other_lse == -MINUS_INF))
@@ -241,8 +241,7 @@ struct owner {
 
     /* ---- scores ---- */
 
-    /* What bias and mask say of an own and two others, from `column` of a step on; what is past the end stands for the
-     * last. */
+    /* Bias and mask of an own and two others, from `column` of a step on; past the end, those of the last. */
     __device__ __forceinline__ void find_bias(float (&b)[2], const struct two_others &o, int half, int step,
                                               int column) const {
         const struct gpu_scores &m = a.in.bias;
@@ -289,8 +288,8 @@ struct owner {
         }
         return held;
     }
-    /* P and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. partial:
-     * some own may not see some other of the step. */
+    /* Turns products in p into P. `slope` is that of the cap. `partial`: some own row or key may not see some other
+     * of the step. */
     __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], float (&slope)[TILES][4], int step, uint32_t bounds,
                                            bool partial) const {
         const uint32_t held = ROW_RUNS && partial ? pairs_held(step) : 0;
@@ -334,7 +333,7 @@ struct owner {
         }
     }
 
-    /* dS from dP in place; sums of the own keys' bias. */
+    /* Turns dP into dS in place, and adds to the sums of the own keys' bias. */
     __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&p)[1][TILES][4],
                                             const float (&slope)[TILES][4], int step, uint32_t bounds) {
         if (DETERMINISTIC)
@@ -411,8 +410,8 @@ struct owner {
 
     /* ---- results ---- */
 
-    /* One gradient of the own rows or keys. The warp's rows whose bit is set in `marked` are not written; keys become
-     * 0. */
+    /* Stores one gradient of the own rows or keys. The warp's rows whose bit is set in `marked` are not written;
+     * such keys become 0. */
     template <int columns>
     __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], float factor,
                                                const struct gpu_matrix &to, int num_columns, uint32_t marked) const {
@@ -432,7 +431,7 @@ struct owner {
                            is_marked ? 0.0f : sum[0][n][half * 2 + 1] * factor);
         }
     }
-    /* Of keys whose gradients are NaN those that no row sees: their K is NaN, and a bias of -inf hides them. */
+    /* Those keys with NaN gradients that no row sees: their K is NaN, and a bias of -inf hides them. */
     __device__ __forceinline__ uint32_t hidden_keys(uint32_t spoiled) const {
         uint32_t hidden = 0;
         for_each_bit(spoiled, [&](int n) {
@@ -442,7 +441,7 @@ struct owner {
         });
         return hidden;
     }
-    /* Rows of dQ that a key which they do not see has spoiled. */
+    /* Recomputes rows of dQ that have become NaN by a key which they do not see. */
     __device__ __forceinline__ void redo_rows(uint32_t spoiled) const {
         for_each_bit(spoiled, [&](int n) {
             const int row = at.first + warp_own + n;

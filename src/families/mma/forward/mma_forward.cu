@@ -42,7 +42,8 @@ constexpr bool STAGED = SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
 constexpr bool FAST_PATH = OPTIMISTIC && MAXIMA_BARE && !STAGED && !KEY_LIST;
 constexpr bool AGAIN = VARLEN || SEQUSED || CACHE; /* where the block is is read, and read again in the end */
-constexpr float SUM_MAX = 64.0f; /* of a thread's P of one row and tile, before the maximum is raised */
+/* A larger sum of a thread's P of one row and tile raises the maximum. */
+constexpr float SUM_MAX = 64.0f;
 
 #include "families/mma/forward/mma_forward_list.cuh"
 #include "families/mma/forward/mma_forward_load.cuh"
@@ -50,7 +51,7 @@ constexpr float SUM_MAX = 64.0f; /* of a thread's P of one row and tile, before 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");
 
 __device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, int place) {
-    /* L2 groups: heads whose K and V fit in the second-level cache; in a group the longest rows first. */
+    /* L2 groups are heads whose K and V fit in the second-level cache. In a group the longest rows come first. */
     int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, heads = a.heads * a.batch;
     int l2_group = place / (blocks * a.heads_per_l2_group), index = place % (blocks * a.heads_per_l2_group);
     int size = min(a.heads_per_l2_group, heads - l2_group * a.heads_per_l2_group);
@@ -80,7 +81,7 @@ __device__ __forceinline__ const char *rows_of(const struct gpu_matrix &m, int b
     return m.data + (batch * m.batch + (int64_t)row * m.row + head * m.head) * 2;
 }
 
-/* P of one tile, packed as left operands, and the sums of what a thread has of it. */
+/* P of one tile, packed as left operands, and the sums of the thread's part of it. */
 struct tile_p {
     uint32_t p[BLOCK_N / 16][ROW_TILES][4];
     float sum[ROW_TILES][2] = {};
@@ -127,7 +128,7 @@ struct warp_rows {
                     o[r][n][e] = 0;
         }
     }
-    /* The lane's row of a row tile's half, of the block's. */
+    /* The number of the lane's row in a row tile's half, among the block's rows. */
     __device__ __forceinline__ int local_row(int r, int half) const {
         const int lane = threadIdx.x % 32;
         return warp_row + r * 16 + half * 8 + lane / 4;
@@ -219,7 +220,8 @@ struct warp_rows {
 
     /* ---- scores ---- */
 
-    /* Scale, softcap and bias: scores in natural units (where MAXIMA_BARE, they stay as the products are). */
+    /* Applies scale, softcap and bias: scores are then in natural units (where MAXIMA_BARE, they stay as the
+     * products are). */
     __device__ __forceinline__ void finish_scores(const struct tile_keys &keys) {
         const int column = threadIdx.x % 4 * 2;
         if (MAXIMA_BARE)
@@ -244,7 +246,7 @@ struct warp_rows {
                         } else if (BIAS && STAGED) {
                             x += b[c];
                         } else if (BIAS) {
-                            /* without a branch, so that few registers wait for reads; keys past the last are hidden */
+                            /* no branch, so that few registers wait for reads; keys past the last are hidden */
                             const int key = KEY_LIST ? keys.index[j] : min(keys.first + j, at.seqlen_k - 1);
                             x += bias_value(bias + (int64_t)key * a.bias.key * BIAS_BYTES);
                         }
@@ -303,7 +305,7 @@ struct warp_rows {
 
     /* ---- online softmax ---- */
 
-    /* Raises the running maxima where a row has outgrown them, and rescales what depends on them. */
+    /* Raises the running maxima where a row exceeds them, and rescales what depends on them. */
     __device__ __forceinline__ void raise_maxima() {
         bool outgrown = false;
         float next[ROW_TILES][2];
@@ -339,8 +341,8 @@ struct warp_rows {
             }
     }
 
-    /* P of keys 16 step .. + 15 from their scores; adds to the sums. `shift` is what is subtracted: max * unit where
-     * MAXIMA_BARE, else max. */
+    /* Makes P of keys 16 step .. 16 step + 15 from their scores, and adds to the sums. `shift` is subtracted: max *
+     * unit where MAXIMA_BARE, else max. */
     __device__ __forceinline__ void make_p(struct tile_p &t, const float (&shift)[ROW_TILES][2], int step) const {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
@@ -358,8 +360,8 @@ struct warp_rows {
             }
     }
 
-    /* P of a full tile with the maxima as they are: no row waits for its maximum, and most tiles raise none. False
-     * where one is to be raised: P is to be made again. */
+    /* Makes P of a full tile with the present maxima: no row waits for its maximum, and most tiles raise none.
+     * Returns false where one must be raised: P is then made again. */
     __device__ __forceinline__ bool make_p_fast(struct tile_p &t, uint32_t k_tile) {
         float shift[ROW_TILES][2];
 #pragma unroll
@@ -377,7 +379,7 @@ struct warp_rows {
         }
         return !t.outgrows();
     }
-    /* P of any tile; partial: pairs are tested one by one. */
+    /* Makes P of any tile. With `partial`, pairs are tested one by one. */
     __device__ __forceinline__ void make_p_of_tile(struct tile_p &t, uint32_t k_tile, const struct tile_keys &keys,
                                                    bool partial) {
         bool done = FAST_PATH && settled && !partial && make_p_fast(t, k_tile);
@@ -421,7 +423,7 @@ struct warp_rows {
 
     /* ---- results ---- */
 
-    /* O and lse of the warp's rows, O to the warp's own part of Q's place. */
+    /* Ends the warp's rows: lse, and O to the warp's own part of Q's shared memory. */
     __device__ __forceinline__ void end_rows(const struct place &then) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -445,7 +447,7 @@ struct warp_rows {
         const int row = warp_row + index / (HEAD_DIM_V / 8);
         ld_shared_16(word, q_tile + chunk_offset<HEAD_DIM_V / 8>(row, index % (HEAD_DIM_V / 8)));
     }
-    /* To global memory. REDO: returns a bit for each row that holds NaN. */
+    /* Stores O to global memory. With REDO it returns a bit for each row that holds NaN. */
     __device__ __forceinline__ uint32_t store_rows(const struct place &then) const {
         constexpr int chunks = HEAD_DIM_V / 8;
         uint32_t spoiled = 0, word[4];
@@ -474,7 +476,7 @@ struct warp_rows {
         }
         return REDO ? redo_or(spoiled) : 0;
     }
-    /* Rows of the warp that a key which they do not see has spoiled: a bit each. */
+    /* A bit for each row of the warp that has become NaN by a key which it does not see. */
     __device__ __forceinline__ void redo_rows(const struct place &then, uint32_t spoiled) const {
         for_each_bit(spoiled, [&](int n) {
             const int row = then.first_row + warp_row + n;
@@ -512,7 +514,7 @@ struct key_walk : warp_rows {
     __device__ __forceinline__ uint32_t v_tile(int t) const {
         return q_tile + MMA_FORWARD_Q_BYTES + STAGES * BLOCK_N * HEAD_DIM * 2 + t % STAGES * BLOCK_N * HEAD_DIM_V * 2;
     }
-    /* Of the t-th tile. Without a list keys fall: the tiles that are cut come first, while the pipeline fills. */
+    /* The keys of the t-th tile. Without a list tiles descend: partial tiles come first, while the pipeline fills. */
     __device__ __forceinline__ struct tile_keys keys_of(int t) const {
         if (KEY_LIST)
             return keys.tile(t);
@@ -520,7 +522,7 @@ struct key_walk : warp_rows {
         const bool cut = first < at.first_full || first + BLOCK_N > at.last_full;
         return {first, min(at.seqlen_k - first, BLOCK_N), cut || (TILE_LIST && !tiles.is_full(t)), 0, 0, 0, t, false};
     }
-    /* PAGED: finds where the keys of the t-th tile lie. */
+    /* PAGED: finds the entries of the t-th tile's keys. */
     __device__ __forceinline__ void look_up(int t, int count) const {
         if (!PAGED || t >= count || (int)threadIdx.x >= BLOCK_N)
             return;
@@ -583,7 +585,7 @@ struct key_walk : warp_rows {
         }
     }
 
-    /* The keys that some row sees, as many at a time as the list holds. */
+    /* Walks the keys that some row sees, as many at a time as the list holds. */
     __device__ __forceinline__ void add_listed_keys() {
         keys.find_intervals(a, at);
         for (;;) {

@@ -8,22 +8,22 @@
 #include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the plan's and the cache's listing. */
-#define MMA_FORWARD_CONSTANTS(X)                                                                                    \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                                          \
-    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                                         \
-    X(WARPS)                                                                                                        \
-    X(ROW_TILES)      /* 16-row tiles of a warp: 1 or 2 */                                                          \
-    X(BLOCK_N)        /* keys of a step */                                                                          \
-    X(STAGES)         /* tiles of K and V in flight: 2 or more */                                                   \
-    X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                          \
-    X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                                       \
-    X(OPTIMISTIC) /* 1: P is made with the maxima of the tiles before, and again where a row of the warp outgrew */ \
-    X(REDO)       /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
+#define MMA_FORWARD_CONSTANTS(X)                                                                                      \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                                            \
+    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                                           \
+    X(WARPS)                                                                                                          \
+    X(ROW_TILES)      /* 16-row tiles of a warp: 1 or 2 */                                                            \
+    X(BLOCK_N)        /* keys of a step */                                                                            \
+    X(STAGES)         /* tiles of K and V in flight: 2 or more */                                                     \
+    X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                            \
+    X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                                         \
+    X(OPTIMISTIC) /* 1: P is made with the maxima of earlier tiles, and again where a row of the warp exceeds them */ \
+    X(REDO)       /* 1: rows whose sums are NaN are recomputed from the keys that they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (contract/family.h). */
 #define MMA_FORWARD_PARAMETERS(X) X(TILE) /* of the list in mma_forward.c */
 
-/* Places in the list of visible keys, and keys that are looked at in one step. */
+/* Entries of the list of visible keys, and keys that are tested in one step. */
 #define MMA_FORWARD_LIST      1024
 #define MMA_FORWARD_LIST_STEP 512
 /* Tiles listed at a time where a mask has rows; one more entry holds their number. */
@@ -32,7 +32,7 @@
 #define MMA_FORWARD_LIST_BYTES(has_bias) (((has_bias) ? 12 : 8) * MMA_FORWARD_LIST + 64)
 #define MMA_FORWARD_TILE_BYTES           2048
 
-/* Bytes of where the keys of four tiles lie in a cache: 12 for each key, and what is known of the sequence. */
+/* Bytes of the entries of four tiles' keys in a cache, 12 for each key, and of the facts of the sequence. */
 #define MMA_FORWARD_SEQUENCE_BYTES      128
 #define MMA_FORWARD_PAGE_BYTES(block_n) (4 * (block_n)*12 + MMA_FORWARD_SEQUENCE_BYTES)
 

@@ -5,19 +5,21 @@
 
 #include "families/mma/forward/mma_forward_load.cuh"
 
-/* What masks with rows and row intervals do to the tiles of keys of the block: GPU_BLOCK_* each. */
+/* GPU_BLOCK_* of each tile of keys of the block: what masks with rows and row intervals hide of it. */
 __device__ __forceinline__ const uint8_t *block_mask_of(const struct gpu_forward_params &a, const struct place &at) {
     return a.block_mask + at.batch * a.block_mask_batch + at.head / a.block_mask_group * a.block_mask_head +
            (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
 }
 
-/* Keys that some row of the block sees, in shared memory. Beside row intervals also others of their tiles. */
+/* The keys that some row of the block sees, in shared memory. Beside row intervals it also has other keys of their
+ * tiles. */
 struct key_list {
     int *index;
     uint32_t *rows; /* first visible row of the block, and from bit 16 on how many */
     float *bias;
-    int *totals;               /* [WARPS] */
-    const int32_t **intervals; /* start and end of the block's head and batch: here, since registers are full */
+    int *totals; /* [WARPS] */
+    const int32_t *
+        *intervals; /* start and end of the block's head and batch, in shared memory since registers are full */
     int count, next_key;
 
     __device__ __forceinline__ key_list(char *shared, int first_key) {
@@ -43,7 +45,7 @@ struct key_list {
         __syncthreads();
     }
 
-    /* What key j gives the block: the rows that see it (0 = none), and its bias. */
+    /* The rows of the block that see key j (0 = none), and the key's bias. */
     __device__ __forceinline__ uint32_t rows_of_key(const struct gpu_forward_params &a, const struct place &at,
                                                     const struct score_source &from, int j, float &key_bias) const {
         int first = at.first_row, last = first + min(BLOCK_M, at.seqlen_q - first); /* rows first <= i < last see it */
@@ -70,7 +72,7 @@ struct key_list {
     }
 
     /* Appends the keys from next_key on that some row sees, until the list is nearly full or the keys end. Each warp
-     * looks at consecutive keys, so the list is in order. */
+     * reads consecutive keys, so the list is in order. */
     __device__ __forceinline__ void extend(const struct gpu_forward_params &a, const struct place &at,
                                            const struct score_source &from) {
         constexpr int each = MMA_FORWARD_LIST_STEP / THREADS;
@@ -122,7 +124,8 @@ struct key_list {
         __syncthreads();
     }
 
-    /* The entries from `done` on become the first ones: fewer than a tile, and nobody reads what is written. */
+    /* Moves the entries from `done` on to the front: they are fewer than a tile, and no warp reads what is
+     * overwritten. */
     __device__ __forceinline__ void drop(int done) {
         const int n = done + threadIdx.x;
         __syncthreads();
@@ -153,14 +156,13 @@ struct key_list {
     }
 };
 
-/* Tiles of a segment of at most MMA_FORWARD_TILES in which the mask has a visible pair, in shared memory. */
+/* The tiles of a segment, at most MMA_FORWARD_TILES, in which the mask has a visible pair, in shared memory. */
 struct tile_list {
     uint16_t *entries; /* places in the segment; FULL: the mask shows the whole tile */
     int segment;
     enum { FULL = 0x8000 };
 
-    /* Lists those of the tiles from `segment` up to `last`, from the block mask that block_mask.cu made; returns how
-     * many. */
+    /* Lists the tiles from `segment` up to `last` that the block mask of block_mask.cu shows; returns their number. */
     __device__ __forceinline__ int fill(const uint8_t *block_mask, int last) const {
         const int lane = threadIdx.x % 32;
         int count = 0;

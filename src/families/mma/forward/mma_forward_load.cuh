@@ -6,7 +6,7 @@
 #include "families/mma/forward/mma_forward_pages.cuh"
 #include "families/mma/mma_tile.cuh"
 
-/* Bytes from row to row of K and V. Those of an aligned problem are less than 2^31: registers are scarce. */
+/* Bytes from row to row of K and V. Those of an aligned problem are less than 2^31, which saves registers. */
 #if ALIGNED
 typedef int row_distance;
 #else
@@ -40,7 +40,7 @@ template <int chunks, int tile_rows> struct tile_source {
     __device__ __forceinline__ int64_t row_offset(int rows) const { return (int64_t)rows * row_bytes; }
     __device__ __forceinline__ int count_in(int chunk) const { return min(max(columns - chunk * 8, 0), 8); }
 
-    /* Rows index[0] .. index[rows - 1]; the rest of the tile becomes 0. */
+    /* Copies rows index[0] .. index[rows - 1]; the rest of the tile becomes 0. */
     __device__ __forceinline__ void load_listed(uint32_t tile, const int *index, int rows) const {
         if constexpr (regular) {
 #pragma unroll
@@ -58,7 +58,7 @@ template <int chunks, int tile_rows> struct tile_source {
             }
         }
     }
-    /* The rows where tile t of a KV head lies in a cache, or among new rows; what is nowhere becomes 0. */
+    /* Copies the rows of tile t of a KV head from a cache, or from the new rows; keys without a place become 0. */
     __device__ __forceinline__ void load_paged(uint32_t tile, const struct tile_pages &at, int t,
                                                const struct gpu_cache &c, const struct gpu_matrix &pages,
                                                const struct gpu_matrix &added, int batch, int head) const {
@@ -80,7 +80,7 @@ template <int chunks, int tile_rows> struct tile_source {
             }
         }
     }
-    /* Rows first_row .. of which `rows` exist; what is past the end of a row or column becomes 0. */
+    /* Copies rows from first_row on, of which `rows` exist. Elements past the end of a row or column become 0. */
     __device__ __forceinline__ void load(uint32_t tile, int first_row, int rows) const {
         const char *from = data + row_offset(first_row);
         if constexpr (regular) {
@@ -116,7 +116,7 @@ struct place : sequence {
     int padding, list;         /* CACHE: keys before the first; the row of the cache */
 };
 
-/* The keys of one tile. KEY_LIST: places in the list; else consecutive keys. */
+/* The keys of one tile: with KEY_LIST entries of the list, else consecutive keys. */
 struct tile_keys {
     int first;        /* key of column 0 where there is no list */
     int count;        /* columns that are keys */
@@ -143,7 +143,7 @@ struct score_source {
             bias = a.bias.data + (at.batch * a.bias.batch + at.head / a.bias.group * a.bias.head) * BIAS_BYTES;
     }
 
-    /* The warp's rows of a tile; past the ends there are zeros. */
+    /* Copies the warp's rows of a tile; elements past the ends become 0. */
     template <int element_bytes>
     static __device__ __forceinline__ void copy(uint32_t tile, const char *data, int64_t row_bytes,
                                                 const struct place &at, int warp_row, const struct tile_keys &keys) {

@@ -22,7 +22,7 @@ struct tile_pages {
     __device__ __forceinline__ explicit tile_pages(char *shared)
         : pages(shared_address(shared) + MMA_FORWARD_PAGES_OFFSET), rows(pages + 4 * BLOCK_N * 8),
           sequence((struct cached_keys *)(shared + MMA_FORWARD_PAGES_OFFSET + 4 * BLOCK_N * 12)) {}
-    /* For those who read. */
+    /* For the threads that read. */
     __device__ __forceinline__ explicit tile_pages(uint32_t q_tile)
         : pages(q_tile + MMA_FORWARD_PAGES_OFFSET), rows(pages + 4 * BLOCK_N * 8), sequence(0) {}
 
@@ -38,7 +38,7 @@ struct tile_pages {
         }
         __syncthreads();
     }
-    /* Column n of tile t is this key; -1: it is none. By one thread. */
+    /* Finds the entry of this key, which is column n of tile t; -1 is no key. One thread calls it. */
     __device__ __forceinline__ void look_up(const struct gpu_cache &c, int t, int n, int key) const {
         const struct page_entry entry = find_page_entry(c, *sequence, key);
         const uint32_t place = t % 4 * BLOCK_N + n, page = pages + place * 8;
@@ -57,12 +57,12 @@ struct tile_pages {
         ld_shared_8(low, high, pages + place * 8);
         return {(uint64_t)high << 32 | low, (int)ld_shared_4(rows + place * 4)};
     }
-    /* Whether column n of tile t is a key, but its page is none. */
+    /* Whether column n of tile t is a key whose page does not exist. */
     __device__ __forceinline__ bool is_missing(const struct gpu_cache &c, int t, int n) const {
         const struct page_row at = find(t, n);
         return at.row != NO_ROW && at.page >= (uint64_t)c.num_pages;
     }
-    /* Whether that is so of some column; by a warp. */
+    /* Whether some column is such a key. A warp calls it. */
     __device__ __forceinline__ bool any_missing(const struct gpu_cache &c, int t) const {
         bool missing = false;
 #pragma unroll

@@ -59,7 +59,7 @@ constexpr int Q_PITCH = HEAD_DIM * 2;
 constexpr int K_PITCH = SLICE_D * 2;
 constexpr int V_PITCH = PART_COLUMNS * 2;
 constexpr int P_PITCH = MMA_FORWARD_D1024_P_PITCH(BLOCK_N);
-/* A row group's part of O takes the place of its rows of Q where it fits there, else that of everything. */
+/* A row group's part of O overwrites its rows of Q where it fits there, else the whole of shared memory. */
 constexpr bool OUT_OVER_Q = BLOCK_COLUMNS <= HEAD_DIM;
 constexpr int OUT_PITCH = OUT_OVER_Q ? Q_PITCH : BLOCK_COLUMNS * 2;
 constexpr int GROUP_THREADS = COLUMN_GROUPS * 32;
@@ -111,7 +111,7 @@ struct work : sequence {
 __device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) {
     return (int32_t)(key < 0 ? 0 : key > seqlen_k ? seqlen_k : key);
 }
-/* Keys [first, last) that causal and window leave to row i. */
+/* The keys [first, last) that causal and window leave to row i. */
 __device__ __forceinline__ int32_t first_key(const gpu_forward_params &a, const work &w, int32_t i) {
     if (a.window_left == UNBOUNDED)
         return 0;
@@ -123,8 +123,8 @@ __device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const w
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q + a.window_right + 1, w.seqlen_k);
 }
 
-/* Blocks of one head are neighbours, so that those that run together read the same K and V; where blocks differ in
- * length, the heads of an L2 group take turns, the longest blocks (late rows) first. */
+/* Blocks of one head are neighbours, so that those that run together read the same K and V. Where blocks differ in
+ * length, the heads of an L2 group are interleaved, and the longest blocks (late rows) come first. */
 __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t block) {
     const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
     const int32_t l2_group_blocks = row_blocks * a.heads_per_l2_group;
@@ -146,7 +146,7 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t b
 #include "families/mma/forward_d1024/mma_forward_d1024_group.cuh"
 #include "families/mma/forward_d1024/mma_forward_d1024_ring.cuh"
 
-/* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
+/* The scores and accumulators that a thread holds. They are computed at each use, and not kept in registers. */
 struct place {
     int32_t quad_row, quad_column; /* in an accumulator tile */
     int32_t column_group;
@@ -174,8 +174,8 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
     return ex2_approx(BIAS ? (x - reference) * LOG2_E : __fmaf_rn(x, unit, -reference));
 }
 
-/* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
- * to be done but scaling, that is left to weight(). */
+/* Turns products into scores, and invisible ones into -inf. Returns the factor that is still to be applied: where
+ * scaling is all that is left to do, weight() does it. */
 __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, const work &w, int32_t tile, uint32_t rank,
                                                float (&s)[2][KEY_TILES][4]) {
     const float factor = SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
@@ -194,11 +194,11 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
         end = a.intervals.end + w.batch * a.intervals.end_batch + head * a.intervals.end_head +
               (int64_t)w.k_begin * a.intervals.end_key;
     }
-    /* Key tiles one after the other: the loop is not unrolled but turns the scores round, which keeps the registers
-     * that addresses take few. */
+    /* Goes over key tiles one after the other. The loop is not unrolled but rotates the scores, so that addresses
+     * take few registers. */
 #pragma unroll 1
     for (int n = 0; n < KEY_TILES; ++n) {
-        const place at = find_place(rank); /* here, so that no address outlives the turn */
+        const place at = find_place(rank); /* computed here, so that no address outlives the iteration */
         const int32_t key0 = tile * BLOCK_N + at.warp_key + at.quad_column;
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -218,7 +218,7 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                         visible = visible && i < w.seqlen_q;
                     if (INTERVALS && visible)
                         visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
-                    /* Of a pair that is not seen the first mask and bias: a branch would wait for each load. */
+                    /* A pair that is not seen reads the first mask and bias: a branch would wait for each load. */
                     if (MASK)
                         visible = mask[visible ? i * a.mask.row + j * a.mask.key : 0] && visible;
                     if (BIAS)
@@ -306,7 +306,7 @@ struct warp_rows {
         p_free = shared + P_FREE_OFFSET + row_group * 8;
     }
 
-    /* S = Q K^T, operands one step ahead of the multiplications. */
+    /* Makes S = Q K^T, with operands loaded one step ahead of the products. */
     __device__ __forceinline__ void multiply_qk() {
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -344,7 +344,8 @@ struct warp_rows {
         }
     }
 
-    /* P = exp(S - reference) to shared memory, and its sums. Rows that have seen no key yet have no reference. */
+    /* Stores P = exp(S - reference) to shared memory, and adds to its sums. A row that has seen no key yet has no
+     * reference. */
     __device__ __forceinline__ void publish_p(const place &at, float unit) {
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -365,7 +366,7 @@ struct warp_rows {
             }
     }
 
-    /* References become the maxima of all warps that see the rows; what depends on them is rescaled. */
+    /* Raises references to the maxima over all warps that see the rows, and rescales what depends on them. */
     __device__ __forceinline__ void raise_references(const place &at, float unit, const char *shared_memory) {
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -403,8 +404,8 @@ struct warp_rows {
             }
     }
 
-    /* P is published together with the vote on whether some reference must be raised; if so, once more with the raised
-     * one. */
+    /* Publishes P together with the vote on whether some reference must be raised; if one must, publishes it once
+     * more with the raised one. */
     __device__ __forceinline__ void scores_to_p(int32_t tile, const char *shared_memory) {
         const place at = find_place(rank);
         const float unit = finish_scores(a, w, tile, rank, s);
@@ -470,7 +471,7 @@ struct warp_rows {
         group_arrive(p_free, peer);
     }
 
-    /* Row sums over all warps that see a row; lse, and O to shared memory. */
+    /* Ends the rows: sums over all warps that see a row, lse, and O to shared memory. */
     __device__ __forceinline__ void end_rows(const work &done, const char *shared_memory) {
         const place at = find_place(rank);
 #pragma unroll

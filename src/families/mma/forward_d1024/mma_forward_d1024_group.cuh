@@ -35,7 +35,8 @@ __device__ __forceinline__ void meet_cluster() {
     }
 }
 
-/* Rows of a row group that a key which they do not see has spoiled, a bit each: columns first .. end - 1 of them. */
+/* A bit for each row of a row group that has become NaN, in columns first .. end - 1, by a key which it does not
+ * see. */
 __device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const work &w, int row_group, uint32_t spoiled,
                                           int first, int end) {
     for_each_bit(spoiled, [&](int n) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const wor
     });
 }
 
-/* Meetings of the warps that share 32 rows: what was published before is seen after. */
+/* Barriers of the warps that share 32 rows: what was published before is seen after. */
 struct group {
     uint32_t shared, peer, index; /* index: row group */
     uint32_t parity, vote;        /* cluster: of the exchange's phase; the slot of the next vote */
@@ -59,7 +60,7 @@ __device__ __forceinline__ void group_meet(group &g) {
         g.parity ^= 1;
     }
 }
-/* The same; true for all when `condition` is true for one. */
+/* The same; returns true to all when `condition` is true for one. */
 __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
     if (CLUSTER == 1)
         return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
@@ -77,7 +78,8 @@ __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
     return result;
 }
 
-/* O in 16-byte stores, each row group its own rows: eight neighbouring threads write 128 bytes of a row. */
+/* Stores O in pieces of 16 bytes; each row group stores its own rows, and eight neighbouring threads write 128 bytes
+ * of a row. */
 struct out_place {
     uint32_t row; /* in shared memory: the group's first */
     int32_t first, step, chunk;

@@ -13,7 +13,7 @@ template <int ROWS> __device__ __forceinline__ chunk_place find_chunk() {
     return {(thread >> 3) % (ROWS < COPY_ROWS ? ROWS : COPY_ROWS), ROWS < COPY_ROWS ? (thread >> 3) / ROWS : 0,
             thread & 7};
 }
-/* Bytes of that chunk in a swizzled tile, and in global memory. */
+/* Offsets of that chunk in a swizzled tile, and in global memory. */
 template <int PITCH> __device__ __forceinline__ uint32_t chunk_shared(chunk_place p) {
     return (uint32_t)(p.row * PITCH + p.panel * 128 + ((p.chunk ^ (p.row & 7)) << 4));
 }
@@ -21,7 +21,7 @@ __device__ __forceinline__ int64_t chunk_global(chunk_place p, int64_t row_bytes
     return p.row * row_bytes + p.panel * 128 + p.chunk * 16;
 }
 
-/* From the first chunk of a tile to that of this thread. */
+/* The distance from the first chunk of a tile to that of this thread. */
 template <int ROWS, int PITCH>
 __device__ __forceinline__ void place_chunk(const char *&global, uint32_t &shared, int64_t row_bytes) {
     const chunk_place p = find_chunk<ROWS>();
@@ -60,8 +60,8 @@ __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *glo
     }
 }
 
-/* A tile of ROWS rows and COLUMNS columns, of which `rows` and `columns` exist; the rest becomes 0. PLACED: the
- * addresses are those of this thread's chunk, else those of the first. */
+/* Copies a tile of ROWS rows and COLUMNS columns, of which `rows` and `columns` exist; the rest becomes 0. PLACED:
+ * the addresses are those of this thread's chunk, else those of the first. */
 template <int ROWS, int COLUMNS, bool PLACED>
 __device__ __forceinline__ void copy_tile(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
                                           int32_t columns) {
@@ -132,7 +132,7 @@ struct ring {
 
     __device__ __forceinline__ void wait() const { mbarrier_wait(shared + FULL_OFFSET + stage * 8, parity); }
     __device__ __forceinline__ uint32_t slice() const { return shared + RING_OFFSET + (uint32_t)(stage * STAGE_BYTES); }
-    /* After the warp's last load from the slice. */
+    /* Called after the warp's last load from the slice. */
     __device__ __forceinline__ void release() {
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
