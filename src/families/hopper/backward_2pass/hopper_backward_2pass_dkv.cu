@@ -2,20 +2,20 @@
  * 16-bit dtypes.
  *
  * Idea: a block owns 64 keys of a KV head and walks the query rows of its group's heads, 64 a step. dK and dV of 64
- * keys do not fit one warpgroup beside scores, so two divide the work by products: the first makes S^T = K Q^T, P^T,
- * and dV += P^T dO; the second dP^T = V dO^T, dS^T, and dK += dS^T Q. P^T passes from one to the other in float32
- * through shared memory, each thread's part to the thread of the same place. A third loads by TMA. The next step's
- * scores are issued before this step's sums, and are made under them.
+ * keys do not fit one warpgroup beside scores, so two warpgroups divide the work by products: the first makes S^T = K
+ * Q^T, P^T, and dV += P^T dO; the second dP^T = V dO^T, dS^T, and dK += dS^T Q. P^T passes from one to the other in
+ * float32 through shared memory, each thread's part to the thread of the same number. A third warpgroup loads by TMA.
+ * The next step's scores are issued before this step's sums, and are made under them.
  *
- * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
- * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
- * SCORED: a tile of bias [64] and one of mask, [64] rows of 128 bytes, of which the block's keys are one half; lse and
- * delta [2][2][64], what lse has rounded away [2][64], lists of keys and tiles (hopper_key_list.cuh); barriers.
+ * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK), V [panels][64]
+ * (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes; SCORED: a tile of
+ * bias [64] and one of mask, [64] rows of 128 bytes, of which the block's keys are one half; lse and delta [2][2][64],
+ * what lse has rounded away [2][64], lists of keys and tiles (hopper_key_list.cuh); barriers.
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
- * of each stage of dO cleared, by each warp of the warpgroup that reads it first. SCORED:
- * the tiles of bias and mask full, and empty (of each warp that makes P).
+ * of each stage of dO cleared, by each warp of the warpgroup that reads it first. SCORED: the tiles of bias and mask
+ * full, and empty (of each warp that makes P).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
 #include "cuda/ptx/barrier.cuh"
@@ -73,7 +73,7 @@ static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + hopper_backward_sp
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 
-/* What lies there, of the shared memory from `base` on. */
+/* Views of the shared memory that begins at `base`. */
 typedef ring<STAGES, Q_BYTES> q_stages;
 typedef ring<STAGES, DOUT_BYTES> dout_stages;
 typedef ring<P_STAGES, P_BYTES> p_stages;
@@ -85,7 +85,7 @@ __device__ __forceinline__ dout_stages dout_ring(uint32_t base) { return {base +
 __device__ __forceinline__ p_stages p_ring(uint32_t base) { return {base + P_RING, base + P_OFFSET}; }
 __device__ __forceinline__ stage_barriers<STAGES> dout_clear(uint32_t base) { return {base + DOUT_CLEAR}; }
 __device__ __forceinline__ ring<1> score_ring(uint32_t base) { return {base + SCORE_RING, base + BIAS_OFFSET}; }
-/* Of the rows of a step; delta follows lse. */
+/* lse of the rows of a step; delta follows it. */
 __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + q_stages::stage(step) * BLOCK_M * 8;
 }
@@ -100,7 +100,7 @@ struct producer {
     const struct key_block k;
     uint32_t base, scores; /* SCORED: tiles that were loaded */
 
-    /* The bias of a step, and its mask where that hides something. */
+    /* Loads the bias of a step, and its mask where that hides something. */
     __device__ __forceinline__ void load_scores(const struct step_rows &rows) {
         const struct gpu_forward_params &in = a.in.in;
         const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, rows.tile);
@@ -164,16 +164,16 @@ template <int count> __device__ __forceinline__ void clear_rows(uint32_t tile, u
     barrier_sync(barrier, 128);
 }
 
-/* VARLEN: rows after the sequence's last are another's, and may be NaN: they become 0 in Q before P is made of them. A
- * tile holds such rows if its last is one. */
+/* VARLEN: rows after the sequence's last belong to another sequence, and may be NaN: they become 0 in Q before P is
+ * made of them. A tile holds such rows if its last row is one. */
 __device__ __forceinline__ void clear_ends(uint32_t base, int step) {
     const uint32_t lse = lse_of(base, step);
     if (VARLEN && is_empty_row(lse, BLOCK_M - 1))
         clear_rows<PANELS>(q_ring(base).tile(step), lse, DV_BARRIER);
 }
-/* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times NaN
- * is not. So where a tile has such rows they become 0 in dO, by the warpgroup that reads it first, which tells the
- * other one; and in Q, when P has been made of it. Whether the tile has such rows. */
+/* A row that sees no key has no gradient, whatever dO is and whatever the row holds: its P and dS are 0, but 0 times
+ * NaN is NaN. Where a tile has such rows, the warpgroup that reads dO first sets them to 0 there, and tells the
+ * other one; in Q they become 0 when P has been made of it. Returns whether the tile has such rows. */
 __device__ __forceinline__ bool clear_dout(uint32_t base, int step) {
     if (!EMPTY_ROWS)
         return false;
@@ -194,14 +194,14 @@ template <int columns> __device__ __forceinline__ void multiply_keys(float (&sco
     for (int n = 0; n < columns / 16; n++)
         wgmma_m64k16<F16, 0>(scores, by_columns(tile_panels{x}, n), by_columns(tile_panels{y}, n), n > 0);
 }
-/* Rows of V that hold NaN or inf become 0: where they are seen delta is NaN, which dS takes from it. Those of K stay:
- * they are multiplied to scores alone, and scores of hidden pairs are replaced. */
+/* Rows of V that hold NaN or inf become 0: where they are seen delta is NaN, and makes dS NaN. Rows of K stay: they
+ * enter scores alone, and scores of hidden pairs are replaced. */
 __device__ __forceinline__ void scrub_values(uint32_t base) {
     scrub_rows<HEAD_DIM_V, BLOCK_N, true>(base + V_OFFSET, 0, false);
     fence_proxy_async();
     barrier_sync(DK_BARRIER, 128);
 }
-/* Nobody reads K and V any more: dV and dK may take their place. */
+/* No warp reads K or V after this: dV and dK may overwrite them. */
 __device__ __forceinline__ void wait_read(uint32_t base) {
     __syncwarp();
     kv_read(base).arrive_warp(0);
@@ -317,7 +317,7 @@ struct dk_maker {
         const uint32_t lse = lse_of(base, step) + thread % 4 * 8;
         const uint32_t delta = lse + BLOCK_M * 4;
         p_ring(base).wait_full(step);
-        if (SOFTCAP) /* lse is there, which P was made with */
+        if (SOFTCAP) /* lse, with which P was made, is loaded */
             q_ring(base).wait_full(step);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -386,7 +386,7 @@ struct dk_maker {
     }
 };
 
-/* KEYED, sorted: K and V, by the whole block. */
+/* KEYED, with sorted keys: the whole block loads K and V. */
 __device__ __forceinline__ void gather_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                             uint32_t base) {
     gather_rows<HEAD_DIM / 8, THREADS>(base, a.in.in.k, a.in.in.head_dim, a, k);
@@ -396,7 +396,7 @@ __device__ __forceinline__ void gather_keys(const struct hopper_backward_params 
     fence_proxy_async();
 }
 
-/* The keys of this block; LISTED: when its tiles are listed, by whole warps. */
+/* The keys of this block. With LISTED whole warps call it, when its tiles are listed. */
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
     const struct key_block k = find_block(a, find_place(a, (int)blockIdx.x));

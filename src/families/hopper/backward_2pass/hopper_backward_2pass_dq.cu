@@ -67,7 +67,7 @@ static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024 ==
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
-/* What lies there, of the shared memory from `base` on. */
+/* Views of the shared memory that begins at `base`. */
 typedef ring<STAGES, K_BYTES> k_stages;
 typedef ring<V_STAGES, V_BYTES> v_stages;
 typedef panels<BLOCK_M> row_panels;
@@ -82,8 +82,8 @@ struct row_block {
     int q_begin, k_begin; /* of the sequence, in packed tensors */
     int steps;
 };
-/* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
- * last rows, which see many keys, first. PLANNED: so do they, in the order of the tile plan. */
+/* Row blocks of a head are neighbours. Under a causal mask or window those of several heads are interleaved, and the
+ * last rows, which see many keys, come first; with PLANNED they follow the order of the tile plan. */
 __device__ __forceinline__ struct row_block find_rows(const struct hopper_backward_params &a, int block_index) {
     struct row_block r;
     const int row_blocks = (a.in.in.seqlen_q + BLOCK_M - 1) / BLOCK_M;
@@ -112,13 +112,14 @@ __device__ __forceinline__ struct row_block find_rows(const struct hopper_backwa
     return r;
 }
 
-/* Of a packed sequence that is shorter than the longest. */
+/* The block lies beyond the end of a packed sequence. */
 __device__ __forceinline__ bool is_past_end(const struct hopper_backward_params &a, const struct row_block &r) {
     return r.first_row >= find_sequence(a.in.in, r.batch).seqlen_q;
 }
 
-/* Bits of tiles of keys at `seen`: of those that some row of the block sees, then for each warpgroup of those of which
- * something is hidden from some of its rows. By the tile plan; or by the mask, a warp a word. */
+/* Writes bits of tiles of keys at `seen`: first, some row of the block sees the tile; then, for each warpgroup,
+ * something of it is hidden from some of its rows. They come from the tile plan, or from the mask, where a warp has
+ * a word. */
 __device__ __forceinline__ void list_planned_tiles(const struct hopper_backward_params &a, const struct row_block &r,
                                                    uint32_t seen) {
     static_assert(TILE_PLAN_TILE == BLOCK_N && 2 * TILE_PLAN_TILE == BLOCK_M, "a warpgroup's rows are those of a tile");
@@ -162,7 +163,7 @@ __device__ __forceinline__ void list_masked_tiles(const struct hopper_backward_p
     }
 }
 
-/* The rows of this block; LISTED: when its tiles are listed, by whole warps. */
+/* The rows of this block. With LISTED whole warps call it, when its tiles are listed. */
 __device__ __forceinline__ struct row_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
     struct row_block r = find_rows(a, (int)blockIdx.x);
@@ -185,7 +186,8 @@ __device__ __forceinline__ void produce_rows(const struct hopper_backward_params
     load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, full, row, r.head, batch);
 }
 
-/* The rows of K or V whose numbers lanes 0-15 of a warp have, to the warp's 16 rows of a tile: a lane a chunk. */
+/* Copies the rows of K or V whose numbers lanes 0-15 of a warp have, to the warp's 16 rows of a tile; a lane copies
+ * a chunk. */
 template <int chunks>
 __device__ __forceinline__ void gather_keys(uint32_t tile, const struct gpu_matrix &from, int columns, int batch,
                                             int head, int seqlen_k, int key) {
@@ -201,7 +203,7 @@ __device__ __forceinline__ void gather_keys(uint32_t tile, const struct gpu_matr
                              (uint32_t)bytes);
     }
 }
-/* Sorted: by all threads of the warpgroup. */
+/* With sorted keys all threads of the warpgroup call it. */
 __device__ __forceinline__ void produce_sorted(const struct hopper_backward_params &a, const struct row_block &r,
                                                uint32_t base) {
     const int thread = (int)threadIdx.x, kv_head = r.head / a.in.in.group;
@@ -256,7 +258,7 @@ struct consumer {
     int warpgroup, tile; /* LISTED: of the step's keys */
     float s[BLOCK_N / 2], dp[BLOCK_N / 2], dq[HEAD_DIM / 2], lse[2], delta[2], low[2];
     uint32_t ds[BLOCK_N / 16][4];
-    uint32_t ranges[2]; /* KEYED: of the warpgroup's rows those that see two keys of a partial tile */
+    uint32_t ranges[2]; /* KEYED: the rows of the warpgroup that see two keys of a partial tile */
 
     __device__ __forceinline__ int local_row() const {
         const int thread = (int)tid_x_reread() - 128;
@@ -265,7 +267,7 @@ struct consumer {
     __device__ __forceinline__ int first_key_of(int step) const {
         return (LISTED ? tile : r.first_tile + step) * BLOCK_N;
     }
-    /* The thread's row, of a half; one of the sequence. */
+    /* The number of the thread's row in a half; and that row's number, limited to the sequence. */
     __device__ __forceinline__ int64_t row_of(int half) const {
         return min(r.first_row + local_row() + 8 * half, a.in.in.seqlen_q - 1);
     }
@@ -292,7 +294,8 @@ struct consumer {
             wgmma_m64k16<F16, 1>(dq, ds[n], by_rows(k, n), true);
     }
 
-    /* VARLEN: what follows the sequence's last key is another's, and may be NaN. Both warpgroups clear it. */
+    /* VARLEN: keys after the sequence's last belong to another sequence, and may be NaN. Both warpgroups set them to
+     * 0. */
     __device__ __forceinline__ void clear_keys(int step) const {
         const int count = find_sequence(a.in.in, r.batch).seqlen_k - first_key_of(step);
         const int thread = (int)tid_x_reread() - 128;
@@ -305,8 +308,8 @@ struct consumer {
         barrier_sync(CONSUMERS_BARRIER, 256);
     }
 
-    /* The bias of the thread's two rows from key `key` on: word j of bias[half][m] holds the pair of the accumulators'
-     * group 4 m + j. */
+    /* Loads the bias of the thread's two rows from key `key` on: word j of bias[half][m] holds the pair of the
+     * accumulators' group 4 m + j. */
     __device__ __forceinline__ void load_bias(uint32_t (&bias)[2][2][4], int key) const {
         const struct gpu_scores &b = a.in.in.bias;
         const char *from = b.data + (r.batch * b.batch + r.head / b.group * b.head) * 2;
@@ -319,8 +322,8 @@ struct consumer {
         for (int n = 0; n < 4; n++)
             quad_transpose(bias[n / 2][n % 2]);
     }
-    /* What the mask hides of the keys from `key` on becomes -inf. A lane reads 16 bytes of each row; a bit for each is
-     * sent to the quad. */
+    /* Sets scores to -inf that the mask hides, of the keys from `key` on. A lane reads 16 bytes of each row, and
+     * sends a bit for each to its quad. */
     __device__ __forceinline__ void hide_masked_keys(int key) {
         const struct gpu_scores &m = a.in.in.mask;
         const char *from = m.data + r.batch * m.batch + r.head / m.group * m.head;
@@ -350,7 +353,8 @@ struct consumer {
     __device__ __forceinline__ bool is_partial() const {
         return hides_part(base + SEEN_OFFSET + warpgroup * SEEN_WORDS * 4, tile);
     }
-    /* KEYED: for the lane-th key of the tile and the one 32 after it: the first row, and from bit 8 on how many. */
+    /* KEYED: the rows that see the lane-th key of the tile and the one 32 after it: the first row, and from bit 8 on
+     * their number. */
     __device__ __forceinline__ void find_ranges() {
         const struct sequence at = find_sequence(a.in.in, r.batch);
         const int kv_head = r.head / a.in.in.group, row = r.first_row + warpgroup * 64;
@@ -376,7 +380,7 @@ struct consumer {
         }
     }
 
-    /* What no range of the thread's two rows holds of the keys from `key` on becomes -inf. */
+    /* Sets scores to -inf whose key lies in no range of the thread's two rows, of the keys from `key` on. */
     __device__ __forceinline__ void hide_others(const struct sequence &at, int key) {
         const struct gpu_forward_params &in = a.in.in;
         const int column = key + (int)tid_x_reread() % 4 * 2;
@@ -392,7 +396,8 @@ struct consumer {
         }
     }
 
-    /* S to P. Beyond the sequence's last key there are zeros, which would have weight. */
+    /* Turns S into P. Keys beyond the sequence's last are zeros in shared memory, which would have weight: they are
+     * hidden. */
     __device__ __forceinline__ void make_p(int step) {
         const struct sequence at = find_sequence(a.in.in, r.batch);
         const int key = first_key_of(step), row = r.first_row + warpgroup * 64;
@@ -444,7 +449,7 @@ struct consumer {
         }
     }
 
-    /* BIAS: at each step, as registers are short when P is made. */
+    /* With BIAS it is loaded at each step, as registers are short when P is made. */
     __device__ __forceinline__ void read_delta() {
         const int64_t row = step_rows{r.head, r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
 #pragma unroll
@@ -452,7 +457,7 @@ struct consumer {
             delta[half] = a.in.delta_rows[row + 8 * half];
     }
 
-    /* The gradient of the bias: dS of the thread's two rows. A row that sees no key has none. */
+    /* Stores the gradient of the bias, dS of the thread's two rows. A row that sees no key has none. */
     __device__ __forceinline__ void store_dbias(int key) const {
         const struct gpu_scores &to = a.in.dbias;
         char *head = (char *)to.data + (r.batch * to.batch + r.head / to.group * to.head) * 2;
@@ -471,7 +476,7 @@ struct consumer {
         }
     }
 
-    /* Rows of dQ that a key which they do not see has spoiled: a bit each of the warp's. */
+    /* A bit for each of the warp's rows of dQ that have become NaN by a key which they do not see. */
     __device__ __forceinline__ uint32_t find_spoiled() const {
         return spoiled_rows<2>([&](int half) {
             float sum = 0;
@@ -552,7 +557,7 @@ struct consumer {
             } while (++step < steps);
             wgmma_wait_group<0>(dq);
         }
-        /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. */
+        /* A row that sees no key has no gradient, whatever dO is: its P is 0, but 0 times NaN is NaN. */
 #pragma unroll
         for (int i = 0; EMPTY_ROWS && i < HEAD_DIM / 2; i++)
             dq[i] = lse[i / 2 % 2] == __int_as_float(0x7f800000) ? 0 : dq[i];

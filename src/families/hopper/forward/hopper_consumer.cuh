@@ -1,5 +1,6 @@
-/* hopper_consumer.cuh: a warpgroup of 64 query rows, as the forwards have them: its place, its turn, its two products.
- * For kernels that define the tile, their rings (q_ring, k_ring, v_ring, work_ring) and TURN_BARRIER. */
+/* hopper_consumer.cuh: a consumer warpgroup of 64 query rows in the forwards: its rows, its ping-pong with the other
+ * warpgroups, its two products. A kernel defines the tile, its rings (q_ring, k_ring, v_ring, work_ring) and
+ * TURN_BARRIER before including it. */
 #ifndef FDM_HOPPER_CONSUMER_CUH
 #define FDM_HOPPER_CONSUMER_CUH
 
@@ -21,9 +22,9 @@ struct q_consumer {
     __device__ __forceinline__ q_consumer(uint32_t shared)
         : base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
 
-    /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
+    /* Facts of the item and the thread's row are cheap to compute again, and are not kept in registers. */
     __device__ __forceinline__ struct item_facts facts() const { return read_facts(work_ring(base).tile(item)); }
-    /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
+    /* A shuffle tells the compiler that the warp does not diverge. */
     static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
     /* Of half 0, in the block tile. */
     __device__ __forceinline__ int local_row() const {

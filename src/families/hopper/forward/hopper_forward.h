@@ -47,7 +47,7 @@ struct hopper_forward_params {
     int32_t row_blocks, items;                  /* of a head; of all heads */
     int32_t mask_batches, bias_batches;         /* 1 where batches share them */
     int32_t mask_group, bias_group;             /* query heads that share one head of them */
-    int32_t gathers, reserved;                  /* 1: heads whose keys lie scattered are hopper_gather.cu's */
+    int32_t gathers, reserved;                  /* 1: hopper_gather.cu computes heads whose keys lie scattered */
     struct tile_plan plan;                      /* of ranges of rows */
 };
 

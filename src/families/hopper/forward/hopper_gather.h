@@ -12,7 +12,7 @@
     X(BLOCK_N)    /* keys of a step */                                                         \
     X(STAGES)     /* tiles of K, and of V, in flight */                                        \
     X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */           \
-    X(LOOK)       /* keys that the producers look at in a step */                              \
+    X(LOOK)       /* keys that the producers test in a step */                                 \
     X(CONSUMER_REGISTERS)                                                                      \
     X(TURNS)     /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
     X(SCHEDULER) /* ITEMS_* */
@@ -28,7 +28,7 @@ struct hopper_gather_params {
     struct cuda_tensor_map q_map; /* [B, heads, S, D]: tiles of 64 columns */
     int32_t *items_begun;         /* ITEMS_DYNAMIC: 0 when the kernel begins */
     int32_t row_blocks, items;    /* of a head; of all heads */
-    int32_t picks, reserved;      /* 1: of the heads only those whose keys lie scattered, by the plan */
+    int32_t picks, reserved;      /* 1: only heads whose keys lie scattered, by the plan */
     struct tile_plan plan;
 };
 
@@ -36,7 +36,7 @@ struct hopper_gather_params {
  * eights. */
 #define HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups, consumer_registers) \
     (((warpgroups) == 3 ? 512 : 504) - (warpgroups) * (consumer_registers))
-/* Places in each of the two lists of keys that are seen: there are less than two tiles in one before LOOK more. */
+/* Entries of each of the two lists of visible keys: a list holds less than two tiles before LOOK more keys. */
 #define HOPPER_GATHER_LIST(look) (2 * (look))
 
 /* Barriers and work items, at the end. */

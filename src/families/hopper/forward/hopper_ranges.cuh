@@ -15,16 +15,16 @@ __device__ __forceinline__ uint32_t range_offset(int key) {
     return key % 8 / 2 * RANGE_ROW_BYTES + key / 8 * 8 + key % 2 * 4;
 }
 
-/* The tiles of keys that an item's rows see, for a warp, of which each lane reads the words of 64 rows. */
+/* The tiles of keys that an item's rows see. A warp holds them; each lane reads the words of 64 rows. */
 struct plan_walk {
     static constexpr int KEY_TILES = BLOCK_N / TILE_PLAN_TILE; /* of the plan, in a tile of keys */
     static_assert(!RANGED || (KEY_TILES * TILE_PLAN_TILE == BLOCK_N && KEY_TILES <= 2),
                   "a tile's bits lie in one word");
     const struct tile_plan &plan;
     int row;       /* of words: the lane's */
-    uint32_t seen; /* by some row: the word that a tile's bits lie in */
+    uint32_t seen; /* the word of the tiles that some row sees */
 
-    /* At the item's last tile. Lanes beyond the item's rows have the words of the last. */
+    /* Starts at the item's last tile. Lanes beyond the item's rows have the words of the last row. */
     __device__ __forceinline__ plan_walk(const struct tile_plan &p, const struct item_facts &f) : plan(p), seen(0) {
         const int row_tile = f.first_row / TILE_PLAN_TILE + min((int)threadIdx.x % 32, WARPGROUPS - 1);
         row = tile_plan_head(&p, f.head, f.batch) * p.row_tiles + min(row_tile, p.row_tiles - 1);
@@ -35,7 +35,7 @@ struct plan_walk {
     __device__ __forceinline__ uint32_t word_of(const uint32_t *words, int at) const {
         return __ldg(words + (int64_t)row * plan.key_words + at);
     }
-    /* The last tile below `tile`, whose word is there, that some row sees; -1: there is none. */
+    /* The last tile below `tile` that some row sees, where the tile's word is loaded; -1: there is none. */
     __device__ __forceinline__ int last_seen_below(int tile) {
         int bit = tile * KEY_TILES, word = bit / 32;
         uint32_t below = seen & ~(0xffffffffu << bit % 32);
@@ -45,7 +45,7 @@ struct plan_walk {
         }
         return below ? (word * 32 + 31 - __clz(below)) / KEY_TILES : -1;
     }
-    /* A bit for each 64 rows of the item to which the tile is not full. */
+    /* A bit for each 64 rows of the item: the tile is not full for them. */
     __device__ __forceinline__ uint32_t parts(int tile) const {
         constexpr uint32_t all = (1u << KEY_TILES) - 1, rows = (1u << WARPGROUPS) - 1;
         const uint32_t full = word_of(plan.full, tile * KEY_TILES / 32) >> tile * KEY_TILES % 32;
@@ -53,9 +53,9 @@ struct plan_walk {
     }
 };
 
-/* A warp that names the steps of an item and writes the words of their keys, for the thread that loads K and for the
- * consumers. It is a tile ahead of the stages, so that its loads are under way while it waits for room. What it knows
- * of the item it keeps in shared memory, since registers are scarce. */
+/* The warp that gives the steps of an item to the thread that loads K and to the consumers, and writes the words of
+ * their keys. It is a tile ahead of the stages, so that its loads are in flight while it waits for a stage. It keeps
+ * the facts of the item in shared memory, since registers are scarce. */
 template <class params> struct range_writer {
     enum { AT_START, AT_END, AT_MASK, AT_ROWS, AT_WINDOW, TOGETHER = 2 };
     const params &a;
@@ -106,7 +106,7 @@ template <class params> struct range_writer {
                            INTERVALS ? __ldg(source<int32_t>(AT_START) + j * a.in.intervals.start_key) : 0,
                            INTERVALS ? __ldg(source<int32_t>(AT_END) + j * a.in.intervals.end_key) : 0);
     }
-    /* Of the keys from `first` on, TOGETHER times 32, of a tile. */
+    /* Loads for TOGETHER times 32 keys of a tile, from key `first` on. */
     __device__ __forceinline__ void read_ranges(uint32_t (&ranges)[TOGETHER], int tile, int first) const {
         const int seqlen_k = (int)ld_shared_4(work_ring(base).tile(item) + SEQLEN_K_PLACE);
 #pragma unroll
@@ -120,7 +120,7 @@ template <class params> struct range_writer {
         for (int n = 0; n < TOGETHER; n++)
             st_shared_4(ranges_of_step(base, step) + range_offset(first + n * 32 + (int)threadIdx.x % 32), ranges[n]);
     }
-    /* word: the tile, and a bit for each warpgroup that does not see all of it. */
+    /* `word` holds the tile, and a bit for each warpgroup that does not see all of it. */
     __device__ __forceinline__ void write_step(uint32_t word, bool more) {
         uint32_t ranges[TOGETHER];
         if (word & STEP_ALL_LOOK)
@@ -140,7 +140,7 @@ template <class params> struct range_writer {
         step_known(base).arrive_warp(step++);
     }
 
-    /* An item whose rows see no key has a step, of its first tile. */
+    /* An item whose rows see no key has one step, at its first tile. */
     __device__ __forceinline__ void run_item() {
         const struct item_facts f = facts();
         if (f.first_tile >= f.last_tile)

@@ -28,12 +28,12 @@ struct softmax_rows {
     bool settled;         /* every row of the warp has seen a key */
 };
 
-/* What scores are multiplied by inside of exp2. */
+/* The factor of scores in the exponent of exp2. */
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
     return MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E;
 }
 
-/* 2^x, for one element in turn on the FMA pipe. */
+/* 2^x; EXP2_RESIDUE of every EXP2_FREQUENCY run on the FMA pipe. */
 template <int element> __device__ __forceinline__ float exp2_of(float x) {
     return EXP2_RESIDUE && element % EXP2_FREQUENCY < EXP2_RESIDUE ? ex2_polynomial(x) : ex2_approx(x);
 }
@@ -48,7 +48,7 @@ template <int bytes> __device__ __forceinline__ uint32_t staged_address(uint32_t
     return panels<BLOCK_M>{tile}.panel(group * 8 / columns).panel_chunk(row, at >> 4) + (at & 15);
 }
 
-/* Scale, softcap and bias; with `masked` the mask. row: of the block tile, for half 0. */
+/* Applies scale, softcap and bias; with `masked` also the mask. `row` is that of the block tile for half 0. */
 template <bool masked>
 __device__ __forceinline__ void finish_scores(float (&s)[BLOCK_N / 2], const struct gpu_forward_params &a,
                                               [[maybe_unused]] uint32_t bias_tile, [[maybe_unused]] uint32_t mask_tile,
@@ -80,13 +80,13 @@ __device__ __forceinline__ void finish_scores(float (&s)[BLOCK_N / 2], const str
         }
 }
 
-/* Bits group of columns 8 group + offset below `end`. */
+/* A bit for each group whose column 8 group + offset is below `end`. */
 __device__ __forceinline__ uint32_t groups_below(int end, int offset) {
     const int count = min(max((end - offset + 7) >> 3, 0), GROUPS);
     return count == 32 ? 0xffffffffu : (1u << count) - 1;
 }
 
-/* Keys outside of first[half] <= column < last[half] become -inf. */
+/* Sets scores outside of first[half] <= column < last[half] to -inf. */
 __device__ __forceinline__ void hide_keys(float (&s)[BLOCK_N / 2], const int (&first)[2], const int (&last)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -136,7 +136,8 @@ __device__ __forceinline__ void hide_others(float (&s)[BLOCK_N / 2], int half, c
 
 /* ---- online softmax ---- */
 
-/* P of the tile as left operands, with the maxima there are; adds to the sums. Returns whether they stay in bounds. */
+/* Makes P of the tile as left operands, with the present maxima, and adds to the sums. Returns whether these stay in
+ * bounds. */
 template <int group = 0>
 __device__ __forceinline__ void make_group(uint32_t (&p)[BLOCK_N / 16][4], float (&sum)[2],
                                            const float (&s)[BLOCK_N / 2], const float (&shift)[2], float unit) {

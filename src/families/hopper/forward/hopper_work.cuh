@@ -1,9 +1,9 @@
-/* hopper_work.cuh: the schedulers that hand out the items of hopper_forward.cu (gpu/items.cuh).
- *
- * Every scheduler has the same protocol: initial() is a block's first place in its order, advance() the next, valid()
- * says whether there is one. The next place is asked for before it is needed, so that an atomic count's way to L2 and
- * back is hidden: ask_early() is where an item begins, and ask_late() where its last tile is loaded. A kernel whose
- * items differ defines ASKS_LATE as 1: a place that is asked for early is kept from blocks that are done before. */
+/* hopper_work.cuh: the schedulers, which give blocks the items (work tiles) of hopper_forward.cu (gpu/items.cuh).
+ * Every scheduler has the same protocol: initial() is a block's first place in the order, advance() the next, and
+ * valid() says whether there is one. The next place is requested before it is needed, which hides the latency of an
+ * atomic counter: ask_early() is called where an item begins, and ask_late() where its last tile is loaded. A kernel
+ * whose items differ in length defines ASKS_LATE as 1: a place that is requested early is kept from blocks that
+ * finish before. */
 #ifndef FDM_HOPPER_WORK_CUH
 #define FDM_HOPPER_WORK_CUH
 
@@ -46,7 +46,7 @@ struct tile_scheduler {
 __device__ __forceinline__ bool is_scattered(const struct tile_plan &p, int head_of_plan) {
     return TILES_ARE_SCATTERED(p.counts[head_of_plan]);
 }
-/* Whether that holds of some head of the plan, or does not. For a warp. */
+/* Whether some head of the plan has scattered keys, or none has. A warp calls it. */
 __device__ __forceinline__ bool any_scattered(const struct tile_plan &p, bool is) {
     bool some = false;
     for (int first = 0; first < p.num_heads && !some; first += 32) {
@@ -56,12 +56,12 @@ __device__ __forceinline__ bool any_scattered(const struct tile_plan &p, bool is
     return some;
 }
 
-/* Query heads whose rows take turns in a tile: row r of it is row r / PACKED_HEADS of head r % PACKED_HEADS. */
+/* Query heads that share a tile of rows: row r of it is row r / PACKED_HEADS of head r % PACKED_HEADS. */
 #ifndef PACKED_HEADS
 #    define PACKED_HEADS 1
 #endif
 
-/* What the producer tells the consumers of an item; tiles are walked from last - 1 down to first. */
+/* The facts of an item that the producer gives the consumers. Tiles are walked from last - 1 down to first. */
 struct item_facts {
     int first_row, head, batch, first_tile, last_tile; /* first_row -1: there are no more items */
     int seqlen_q, seqlen_k, q_begin;
@@ -80,7 +80,7 @@ __device__ __forceinline__ struct item_facts read_facts(uint32_t slot) {
     return {(int)low[0], (int)low[1], (int)low[2], (int)low[3], (int)high[0], (int)high[1], (int)high[2], (int)high[3]};
 }
 
-/* What windows and ends leave to the rows of a block: row r of it sees keys to + r .. from + r. */
+/* The keys that windows and ends leave to the rows of a block: row r of it sees keys to + r .. from + r. */
 struct row_bounds {
     int first_row, num_rows; /* of the block */
     int from, to;            /* WINDOW: rows from key - from to key - to of the block see a key */
@@ -97,8 +97,8 @@ __device__ __forceinline__ struct row_bounds bounds_of_rows(const struct gpu_for
             (int)max((int64_t)-block_m, min(to, (int64_t)s.seqlen_k))};
 }
 
-/* Of the block's rows those that see key j, whose interval is start .. end - 1: the first, and from bit 16 on how many;
- * 0: none. */
+/* The rows of the block that see key j, whose interval is start .. end - 1: the first, and from bit 16 on their
+ * number; 0: no row. */
 __device__ __forceinline__ uint32_t seeing_rows(const struct row_bounds &b, int j, int start, int end) {
     int first = 0, last = b.num_rows;
     if (INTERVALS) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ uint32_t seeing_rows(const struct row_bounds &b, int 
     return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
 }
 
-/* The tiles that some row of `first_row` .. + rows - 1 sees. */
+/* The tiles that some of the rows first_row .. first_row + rows - 1 see. */
 __device__ __forceinline__ void find_tiles(const struct gpu_forward_params &a, const struct sequence &s, int rows,
                                            struct item_facts &f) {
     const int last_row = min(f.first_row + rows, s.seqlen_q * PACKED_HEADS) - 1;

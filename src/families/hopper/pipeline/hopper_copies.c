@@ -6,7 +6,7 @@
 enum { SECTOR_BYTES = 32, WORKSPACE_ALIGNMENT = 256 };
 
 static int64_t row_elements(int64_t columns) { return gpu_round_up(columns, 16); }
-/* From row to row of a copy: TMA is slow where rows of 128 bytes lie across lines of L2. */
+/* Bytes from row to row of a copy: TMA is slow where rows of 128 bytes lie across lines of L2. */
 static int64_t row_step(int64_t columns) { return gpu_round_up(columns, 64); }
 static int64_t q_rows(const fdm_problem *p) { return p->varlen ? p->total_q : p->seqlen_q; }
 static int64_t k_rows(const fdm_problem *p) { return p->varlen ? p->total_k : p->seqlen_k; }
@@ -29,10 +29,10 @@ static int64_t rows_of_key(const fdm_problem *p) {
     return window < rows && (p->causal || p->window_right >= 0) ? window : rows;
 }
 
-/* By clocks of a multiprocessor, for a key and a head of it (docs/lab/hopper_forward.md): TMA takes 4 for a row of 128
- * bytes, and 6 where every other row begins in the middle of a sector; products of block_m rows 2 D block_m / 1500,
- * wider heads / 1680; a copy one for each 10 bytes, what it leaves in L2 to be written back included; another launch 4
- * us on all of them. */
+/* Estimates in clocks of a multiprocessor for a key of a head (docs/lab/hopper_forward.md). TMA takes 4 for a row of
+ * 128 bytes, and 6 where every other row begins in the middle of a sector. Products of block_m rows take 2 D block_m
+ * / 1500, those of wider heads / 1680. A copy takes one for each 10 bytes, with what L2 must write back; another
+ * launch takes 4 us of all multiprocessors. */
 int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
     enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1500, PRODUCTS_A_CLOCK_OF_WIDE = 1680, BYTES_A_CLOCK = 10 };
     const double launch = 132 * 7000.0;
@@ -50,7 +50,7 @@ int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
 
 /* ---- the copies ---- */
 
-/* One matrix: the caller's, and where its copy lies. */
+/* Describes one matrix: the caller's, and the address of its copy. */
 struct copied {
     struct matrix_view *view; /* of the attention that is replaced */
     int64_t rows, heads, columns;
@@ -131,6 +131,6 @@ void hopper_copies_after(struct gpu_launches *l, int32_t kernel, int32_t copies,
     list(l->problem, &own, of);
     struct copy_rows_matrix out =
         matrix_of(l->problem, &of[COPY_OUT], &replaced->out, &l->attention->out, l->problem->head_dim_v);
-    out.columns = (int32_t)row_elements(out.columns); /* rows of the workspace end with whole chunks */
+    out.columns = (int32_t)row_elements(out.columns); /* the workspace holds whole chunks of every row */
     copy_rows_add(l, kernel, &out, 1);
 }

@@ -1,4 +1,4 @@
-/* hopper_items.c: how many items a problem has, and their launch. */
+/* hopper_items.c: the number of items of a problem, and their launch. */
 #include "families/hopper/pipeline/hopper_items.h"
 
 int64_t hopper_row_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m) {

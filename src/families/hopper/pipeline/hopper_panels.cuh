@@ -1,5 +1,4 @@
-/* hopper_panels.cuh: matrices of 16-bit elements in panels (cuda/panels.cuh), as TMA brings them and wgmma takes them.
- */
+/* hopper_panels.cuh: matrices of 16-bit elements in panels (cuda/panels.cuh), which TMA writes and wgmma reads. */
 #ifndef FDM_HOPPER_PANELS_CUH
 #define FDM_HOPPER_PANELS_CUH
 
@@ -7,8 +6,8 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
-/* `count` panels of 64 columns and `rows` rows from row `row` of a head on to `to`, in boxes of `box` rows, as the map
- * has them; the bytes count at `barrier`. */
+/* Loads `count` panels of 64 columns and `rows` rows, from row `row` of a head on, to `to`, in the map's boxes of
+ * `box` rows. `barrier` counts the bytes. */
 template <int count, int rows, int box = rows>
 __device__ __forceinline__ void load_panels(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
                                             int head, int batch) {
