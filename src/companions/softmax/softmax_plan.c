@@ -7,9 +7,25 @@
 #include "base/error.h"
 #include "tuning/class.h"
 
-/* What the numbers of a choice are: constants, pieces of a row, groups of blocks; softmax.resident, and softmax.split's
- * second launch: whether it may begin early. */
-enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_RING, P_PIECES, P_GROUPS, P_LAG, P_EARLY = P_LAG };
+/* The numbers of a choice. */
+struct parameters {
+    int32_t vector, threads, lanes, chunks, ring; /* constants */
+    int32_t pieces;                               /* of a row */
+    int32_t groups;                               /* of blocks */
+    union {
+        int32_t lag;   /* softmax.ring: a constant */
+        int32_t early; /* others: softmax.resident, or softmax.split's second launch, may begin early */
+    };
+};
+_Static_assert(sizeof(struct parameters) == sizeof((fdm_companion_choice *)0)->parameters, "a choice holds them");
+static struct parameters parameters_of(const fdm_companion_choice *choice) {
+    struct parameters parameters;
+    memcpy(&parameters, choice->parameters, sizeof parameters);
+    return parameters;
+}
+static void set_parameters(fdm_companion_choice *choice, struct parameters parameters) {
+    memcpy(choice->parameters, &parameters, sizeof parameters);
+}
 
 static const fdm_softmax_problem *problem_of(const void *problem) { return problem; }
 
@@ -21,8 +37,8 @@ static int32_t vector_of(const fdm_softmax_problem *p) {
     const int whole = p->aligned == 2 && p->columns * fdm_dtype_bytes(p->dtype) % 16 == 0;
     return whole ? SOFTMAX_WHOLE : p->aligned ? SOFTMAX_SHIFTED : SOFTMAX_ELEMENTS;
 }
-static int32_t shared_bytes_of(const fdm_softmax_problem *p, const int32_t *at) {
-    return softmax_shared_bytes(at[P_CHUNKS] * at[P_RING], p->pass == FDM_BACKWARD);
+static int32_t shared_bytes_of(const fdm_softmax_problem *p, struct parameters at) {
+    return softmax_shared_bytes(at.chunks * at.ring, p->pass == FDM_BACKWARD);
 }
 /* A maximum and a sum of each piece of a row. */
 static int64_t sums_bytes(const fdm_softmax_problem *p, int32_t pieces) {
@@ -113,9 +129,12 @@ static void resident_fill(const fdm_device *device, const void *problem, fdm_com
     const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
     const int full = vector_of(p) == SOFTMAX_WHOLE && (int64_t)s.lanes * s.chunks * s.cluster == chunks_of(p, 1);
     const int early = device->compute_major >= 9 && threads >= SOFTMAX_EARLY_THREADS;
-    const int32_t parameters[] = {
-        full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, s.cluster, 0, early};
-    memcpy(choice->parameters, parameters, sizeof parameters);
+    set_parameters(choice, (struct parameters){.vector = full ? SOFTMAX_FULL : vector_of(p),
+                                               .threads = threads,
+                                               .lanes = s.lanes,
+                                               .chunks = s.chunks,
+                                               .pieces = s.cluster,
+                                               .early = early});
     snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d-chunks, %d-block%s", s.lanes, s.chunks, s.cluster,
              s.cluster > 1 ? "s" : "");
 }
@@ -180,15 +199,15 @@ static const char *ring_passed_over(const fdm_device *device, const void *proble
 static void fill_ring(const fdm_device *device, const fdm_softmax_problem *p, struct ring s,
                       fdm_companion_choice *choice) {
     const int bulk = has_bulk_copies(device, p); /* by a warp besides */
-    const int32_t parameters[] = {vector_of(p),
-                                  SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS + (bulk ? 32 : 0),
-                                  SOFTMAX_MAX_LANES,
-                                  s.chunks,
-                                  s.ring,
-                                  s.pieces,
-                                  s.groups,
-                                  s.lag};
-    memcpy(choice->parameters, parameters, sizeof parameters);
+    const struct parameters parameters = {.vector = vector_of(p),
+                                          .threads = SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS + (bulk ? 32 : 0),
+                                          .lanes = SOFTMAX_MAX_LANES,
+                                          .chunks = s.chunks,
+                                          .ring = s.ring,
+                                          .pieces = s.pieces,
+                                          .groups = s.groups,
+                                          .lag = s.lag};
+    set_parameters(choice, parameters);
     choice->shared_bytes = shared_bytes_of(p, parameters);
     choice->workspace_bytes = sums_bytes(p, s.pieces);
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces of %d-chunks, %d-groups, ring of %d", s.pieces, s.chunks,
@@ -224,8 +243,12 @@ static void split_with(const fdm_device *device, const fdm_softmax_problem *p, i
     int64_t pieces = ceil_div((int64_t)device->num_sms * blocks_per_sm, at_least_1(p->rows));
     pieces = pieces > batches ? batches : pieces;
     pieces = pieces > SOFTMAX_PIECES_MAX ? SOFTMAX_PIECES_MAX : at_least_1(pieces);
-    const int32_t parameters[] = {vector, THREADS, THREADS, chunks, 0, (int32_t)pieces, 0, device->compute_major >= 9};
-    memcpy(choice->parameters, parameters, sizeof parameters);
+    set_parameters(choice, (struct parameters){.vector = vector,
+                                               .threads = THREADS,
+                                               .lanes = THREADS,
+                                               .chunks = chunks,
+                                               .pieces = (int32_t)pieces,
+                                               .early = device->compute_major >= 9});
     choice->workspace_bytes = sums_bytes(p, (int32_t)pieces);
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces", (int32_t)pieces);
 }
@@ -243,10 +266,10 @@ static int split_variant(const fdm_device *device, const void *problem, int32_t 
         int known = 0;
         split_with(device, problem, blocks[i], choice);
         for (int32_t j = 0; j < count; j++)
-            known |= seen[j] == choice->parameters[P_PIECES];
+            known |= seen[j] == parameters_of(choice).pieces;
         if (known)
             continue;
-        seen[count++] = choice->parameters[P_PIECES];
+        seen[count++] = parameters_of(choice).pieces;
         if (count == number + 1)
             return 1;
     }
@@ -263,8 +286,8 @@ static const char *naive_refusal(const fdm_device *device, const void *problem) 
 }
 
 static void fill_block_a_row(fdm_companion_choice *choice, int32_t vector) {
-    const int32_t parameters[] = {vector, 256, 256, 1, 0, 1};
-    memcpy(choice->parameters, parameters, sizeof parameters);
+    set_parameters(choice,
+                   (struct parameters){.vector = vector, .threads = 256, .lanes = 256, .chunks = 1, .pieces = 1});
     snprintf(choice->choice, sizeof choice->choice, "256-threads");
 }
 static void vector_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
@@ -327,25 +350,26 @@ static struct cuda_kernel_request empty_request(void) {
 int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_softmax_problem *p = &plan->problem;
     const fdm_companion_choice *c = &plan->choice;
-    const int32_t *at = c->parameters, backward = p->pass == FDM_BACKWARD;
+    const struct parameters at = parameters_of(c);
+    const int backward = p->pass == FDM_BACKWARD;
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS ||
         strcmp(c->kernel, kernels[c->kernel_index].name) != 0 || c->shared_bytes != shared_bytes_of(p, at))
         return 0;
     const int in_pieces = c->kernel_index == RING || c->kernel_index == SPLIT;
-    if (in_pieces && c->workspace_bytes < sums_bytes(p, at[P_PIECES]))
+    if (in_pieces && c->workspace_bytes < sums_bytes(p, at.pieces))
         return 0;
-    const int clustered = c->kernel_index == RESIDENT && at[P_PIECES] > 1;
+    const int clustered = c->kernel_index == RESIDENT && at.pieces > 1;
     int32_t count = 0;
     for (; count < COMPANION_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
         struct cuda_kernel_request *r = &requests[count];
         *r = (struct cuda_kernel_request){.file = programs[c->kernel_index].file,
                                           .entry = programs[c->kernel_index].entries[count],
                                           .shared_bytes = (int32_t)c->shared_bytes,
-                                          .threads = at[P_THREADS]};
+                                          .threads = at.threads};
         GPU_SET_CONSTANTS(r, SOFTMAX_CONSTANTS, .DTYPE = p->dtype, .BACKWARD = backward, .LOG = p->log,
-                          .MASK = p->has_mask, .FLIP = p->negative_scale, .VECTOR = at[P_VECTOR],
-                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS], .CLUSTER = clustered,
-                          .RING = at[P_RING], .LAG = at[P_RING] ? at[P_LAG] : 0);
+                          .MASK = p->has_mask, .FLIP = p->negative_scale, .VECTOR = at.vector, .THREADS = at.threads,
+                          .LANES = at.lanes, .CHUNKS = at.chunks, .CLUSTER = clustered, .RING = at.ring,
+                          .LAG = at.ring ? at.lag : 0);
         r->cluster = clustered ? SOFTMAX_CLUSTER_MAX : 1;
         /* two to eight numbers of a thread beside 8 chunks and a cluster's sums; with fewer threads it is slower */
         r->spill_bytes_max = clustered && !backward && p->dtype != FDM_FLOAT32 ? 32 : 0;
@@ -356,24 +380,24 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
 }
 
 fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *params, void *workspace, void *stream) {
-    const int32_t *at = plan->choice.parameters;
+    const struct parameters at = parameters_of(&plan->choice);
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
     int32_t count = softmax_requests(plan, requests);
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's shape or workspace is not its kernel's");
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
-    params->chunks = (uint32_t)chunks_of(&plan->problem, at[P_VECTOR]);
-    params->pieces = (uint32_t)at[P_PIECES];
+    params->chunks = (uint32_t)chunks_of(&plan->problem, at.vector);
+    params->pieces = (uint32_t)at.pieces;
     params->partials = workspace;
-    const int64_t rows_per_block = at[P_THREADS] / at[P_LANES];
+    const int64_t rows_per_block = at.threads / at.lanes;
     const int is_ring = plan->choice.kernel_index == RING, is_resident = plan->choice.kernel_index == RESIDENT;
-    const int64_t groups = is_ring ? at[P_GROUPS] : ceil_div(plan->problem.rows, rows_per_block);
-    const int64_t blocks = groups * at[P_PIECES];
-    const int has_copier = at[P_THREADS] > SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS; /* from 9.0 on */
-    const int early = is_ring ? has_copier : at[P_EARLY];
+    const int64_t groups = is_ring ? at.groups : ceil_div(plan->problem.rows, rows_per_block);
+    const int64_t blocks = groups * at.pieces;
+    const int has_copier = at.threads > SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS; /* from 9.0 on */
+    const int early = is_ring ? has_copier : at.early;
     if (!status && is_ring) {
-        const int64_t words = (plan->problem.rows * at[P_PIECES] + 1) / 2;
+        const int64_t words = (plan->problem.rows * at.pieces + 1) / 2;
         const struct cuda_launch launch = {.kernel = loaded[--count],
                                            .grid = {(uint32_t)ceil_div(words, EMPTY_THREADS), 1, 1},
                                            .threads = EMPTY_THREADS,
@@ -386,8 +410,8 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     for (int32_t i = 0; !status && i < count; i++) {
         const struct cuda_launch launch = {.kernel = loaded[i],
                                            .grid = {(uint32_t)blocks, 1, 1},
-                                           .threads = (uint32_t)at[P_THREADS],
-                                           .cluster = is_resident ? (uint32_t)at[P_PIECES] : 1,
+                                           .threads = (uint32_t)at.threads,
+                                           .cluster = is_resident ? (uint32_t)at.pieces : 1,
                                            .programmatic_launch = early && (is_ring || is_resident || i > 0),
                                            .cooperative = is_ring,
                                            .stream = stream,
