@@ -49,7 +49,7 @@ fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scor
     return arguments.num_groups ? cuda_launch(&launch) : FDM_OK;
 }
 
-/* Tells the parameters where a block mask of so many batches and heads is. */
+/* Writes the address and strides of a block mask of `batches` batches and `heads` heads to the parameters. */
 static void place(const fdm_problem *p, int32_t block_m, int32_t block_n, int64_t batches, int64_t heads,
                   void *block_mask, struct gpu_forward_params *a) {
     const int64_t blocks = tiles_of(p->seqlen_q, block_m);

@@ -13,7 +13,7 @@ struct copy_rows_matrix {
     struct gpu_matrix from, to; /* `from` is only read */
     int32_t rows, heads, batches, columns;
     int32_t to_columns;              /* that are written: zeros from `columns` on */
-    int32_t from_bytes, to_bytes;    /* rows begin and end at multiples of so many: 16, 4 or 2 */
+    int32_t from_bytes, to_bytes;    /* rows begin and end at multiples of it: 16, 4 or 2 */
     int32_t row_blocks;              /* of a head */
     int64_t first_block, past_block; /* of the grid */
 };

@@ -76,13 +76,13 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 const char *gpu_shape_refusal(const fdm_problem *problem, int is_float32, int32_t head_dim_max, char *text,
                               size_t size);
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
-/* The index of the number-th (from 0) of `count` tiles that fits() takes; -1: there are not so many. */
+/* The index of the number-th (from 0) of `count` tiles that fits() takes; -1 where fewer fit. */
 int32_t gpu_find_tile(int32_t count, int (*fits)(int32_t tile, const fdm_device *device, const fdm_problem *problem),
                       const fdm_device *device, const fdm_problem *problem, int32_t number);
 
-/* The end of a forward's launches: its own kernel, whose request the caller has filled and which takes struct
- * gpu_forward_params, of `blocks` blocks in clusters of so many. masked: behind the block mask of the plan's tile, at
- * the workspace's start. */
+/* Adds the last launch of a forward: its own kernel, whose request the caller has filled and which takes struct
+ * gpu_forward_params, as `blocks` blocks in clusters of `cluster`. With `masked` the block mask of the plan's tile
+ * comes before it, at the workspace's start. */
 void gpu_add_forward(struct gpu_launches *launches, const fdm_plan *plan, const struct cuda_kernel_request *request,
                      int masked, int64_t blocks, int32_t cluster);
 

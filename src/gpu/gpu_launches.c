@@ -12,7 +12,7 @@ void gpu_launches_begin(struct gpu_launches *l, int32_t device, const fdm_proble
                         const struct attention *attention, void *workspace) {
     l->problem = problem;
     l->attention = attention;
-    l->workspace = attention ? workspace : l->params; /* else some address: what lies there is not looked at */
+    l->workspace = attention ? workspace : l->params; /* else any address: nothing reads it */
     l->device = device;
     l->num_kernels = l->count = 0;
     l->zero_bytes = l->params_used = 0;

@@ -8,7 +8,7 @@
     0                   /* as many as run at once; under a causal mask or window an item with many keys, then its \
                            counterpart with few */
 #define ITEMS_LONGEST 1 /* one an item, those with many keys first */
-#define ITEMS_DYNAMIC 2 /* who has finished an item takes the next */
+#define ITEMS_DYNAMIC 2 /* a block that has finished an item takes the next */
 
 #ifndef __CUDACC__
 /* Of a choice code, by ITEMS_*. */

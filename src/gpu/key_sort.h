@@ -15,7 +15,7 @@ struct key_sort_params {
     int32_t window_left, window_right; /* as in forward_params.h */
     int32_t num_groups;                /* of KEY_SORT_KEYS keys, of one head */
     int64_t num_sorts;                 /* groups of all heads and batches of the intervals */
-    const int32_t *scattered;          /* 0: nobody takes the order; or NULL */
+    const int32_t *scattered;          /* 0: no kernel reads the order; or NULL */
 };
 
 #endif

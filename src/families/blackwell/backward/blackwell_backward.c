@@ -80,8 +80,8 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     return p->head_dim <= 64 && p->head_dim_v <= 64 ? "head dims of at most 64 leave half of its tiles empty" : NULL;
 }
 
-/* Way 0 is the order for the problem: under a causal mask or window, and of packed sequences, walks differ in length,
- * and who is done first takes the next; then the other orders. */
+/* Variant 0 has the order for the problem: under a causal mask or window, and in packed sequences, walks differ in
+ * length, and a pair that is done takes the next item. The others have the other orders. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const int32_t first = gpu_bounded(p) || p->varlen ? ITEMS_DYNAMIC : ITEMS_STATIC;
     const int32_t order = number == 0 ? first : number - (number <= first), parts = parts_of(device, p);
@@ -157,7 +157,7 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     return FDM_OK;
 }
 
-/* Heads of L2 groups take turns; of parts of groups as many as have so many query heads. */
+/* Heads of an L2 group are interleaved; so are as many parts of groups as have their query heads. */
 static void add_items(const fdm_plan *plan, struct gpu_launches *l, const struct launch *own,
                       struct blackwell_backward_params *params) {
     const fdm_problem *p = l->problem;

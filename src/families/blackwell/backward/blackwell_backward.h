@@ -28,7 +28,7 @@ struct blackwell_backward_params {
     struct cuda_tensor_map q_map, k_map, v_map, dout_map; /* [B, heads, S, D or Dv]: tiles of 64 rows and columns */
     int32_t pairs;         /* of a head: of tiles of rows, or (OWN_KEYS) of a part of a group: of tiles of keys */
     int32_t items;         /* pairs of all of them */
-    int32_t heads_in_turn; /* heads, or parts of groups, whose pairs take turns */
+    int32_t heads_in_turn; /* heads, or parts of groups, whose pairs are interleaved */
     int32_t reserved;
 };
 

@@ -86,7 +86,7 @@ struct row_softmax {
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
                 hide_columns(s[part], first - 32 * part, last - 32 * part);
-        tell_factor(raise_max(row, s, unit)); /* of the first step nobody asks it */
+        tell_factor(raise_max(row, s, unit)); /* the first step's factor is not read */
         const float shift = row.max == MINUS_INF ? 0.0f : MAXIMA_BARE ? row.max * unit : row.max;
         float2 sum = make_float2(0, 0);
         store_p<1>(sum, s, shift, unit, at);

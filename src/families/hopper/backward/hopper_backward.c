@@ -172,8 +172,8 @@ static int64_t dq_order_bytes(const fdm_problem *p) {
 static int empty_rows(const fdm_problem *p) {
     return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals || gpu_row_runs(p);
 }
-/* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
- * ordered by an acquire, for which who makes dQ has no time. */
+/* In a fixed order the first block that reaches rows of dQ stores, where some block reaches every row. Later
+ * additions must be ordered by an acquire, for which the dQ warpgroup has no time. */
 static int stores_first(const struct tile *t, const fdm_problem *p) {
     return orders_dq(p) && has_dq_adder(t, p, 0) && !empty_rows(p);
 }
@@ -249,9 +249,10 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
                : NULL;
 }
 
-/* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
- * each comes to a tile of rows after the one before it: a step and a third after it where who makes dQ takes the turns
- * too. There walks differ under a causal mask or window, and more begin anew. Turns are equally large. */
+/* Where blocks add in a fixed order, enough heads (or parts of groups) are interleaved that few blocks of one run at
+ * once. Each reaches a tile of rows after the one before it: a step and a third after it, where the dQ warpgroup
+ * waits for semaphores too. Under a causal mask or window walks differ there, and more blocks begin anew. Heads are
+ * split into rounds of equal size. */
 static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts, const struct tile *t) {
     const int32_t together = gpu_bounded(p) && !has_dq_adder(t, p, 0) ? 4 : 8;
     const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;

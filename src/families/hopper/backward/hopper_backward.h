@@ -45,7 +45,7 @@
 /* SCRUB: which rows of K and V become 0 in shared memory: what keys hold that no row sees must not count, and 0 times
  * NaN is not 0. */
 #define HOPPER_SCRUB_NONE    0
-#define HOPPER_SCRUB_HIDDEN  1 /* of keys that the block's list says nobody sees */
+#define HOPPER_SCRUB_HIDDEN  1 /* of keys that no row sees, by the block's list */
 #define HOPPER_SCRUB_NUMBERS 2 /* of keys that hold NaN or inf: nothing says key by key who sees them */
 
 struct hopper_backward_params {

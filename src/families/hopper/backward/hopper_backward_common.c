@@ -72,8 +72,8 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
     return misses_of(p, parts) * rows * block_n * flops / speed + (parts > 1 ? launch + bytes / bandwidth : 0);
 }
 
-/* Parts take turns so that their rows and sums of dQ stay in L2, but by so many that blocks of the last turn, the
- * longest first, end together; turns are equally large. */
+/* Parts are interleaved in rounds, so that the rows and sums of dQ of a round stay in L2. A round has enough parts
+ * that blocks of the last one, the longest first, end together. Rounds are of equal size. */
 static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int64_t parts) {
     enum { WAVES_OF_A_TURN = 2 };
     const int64_t bytes = bytes_of_part(p, parts);

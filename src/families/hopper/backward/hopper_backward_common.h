@@ -10,15 +10,15 @@ int32_t hopper_backward_padded(int64_t head_dim);
 /* NULL, or a clause that says why neither takes the problem, or not this one, for head dims up to head_dim_max. */
 const char *hopper_backward_refusal(const fdm_problem *problem, int32_t head_dim_max, char *text, size_t size);
 
-/* A block owns keys for the query heads that share them, or for one of `parts` equal parts of these: their sums of dK
- * and dV are then added by another kernel. Under a causal mask or window, or where keys
- * are sorted, blocks of `in_turn` such parts take turns. */
+/* A block owns keys for the query heads that share them, or for one of `parts` equal parts of these: another kernel
+ * then adds their sums of dK and dV. Under a causal mask or window, or where keys are sorted, blocks of `in_turn`
+ * such parts are interleaved. */
 struct hopper_division {
     int32_t parts, in_turn;
 };
 /* The number-th division for blocks of block_n keys with `flops` to do for each row and key: 0 is the best by an
  * estimate, the others are the other numbers of parts; returns 0 past the last. */
-enum { HOPPER_BACKWARD_L2_MB = 24 }; /* of L2, that rows and sums of dQ of parts that take turns should stay in */
+enum { HOPPER_BACKWARD_L2_MB = 24 }; /* of L2, in which rows and sums of dQ of interleaved parts should stay */
 int hopper_backward_divide(const fdm_device *device, const fdm_problem *problem, int32_t block_n, double flops,
                            int32_t number, struct hopper_division *division);
 /* 1 when a plan may hold it. */

@@ -58,7 +58,7 @@ struct hopper_forward_params {
 #define HOPPER_CONSUMER_REGISTERS(warpgroups, scored, ranged) \
     ((warpgroups) == 3 ? 160 : (ranged) ? 224 : (scored) ? 232 : 240)
 
-/* Rows of shared memory are 128 bytes: the columns of a tile lie in panels of so many. */
+/* Rows of shared memory are 128 bytes: a panel has as many columns of a tile. */
 #define HOPPER_PANELS(columns, element_bytes) (((columns) * (element_bytes) + 127) / 128)
 /* Of a stage of K: which rows see its keys (hopper_ranges.cuh), in four rows that lie in different banks. */
 #define HOPPER_RANGE_BYTES(block_n) (4 * ((block_n) + 16))

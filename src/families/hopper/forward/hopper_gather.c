@@ -12,7 +12,7 @@
 
 /* A row is taken when head dims and shared memory fit it; the first that fits is chosen, with its scheduler, or the one
  * after it where its blocks do not fill the device once. Registers
- * of S, P and O are 3 block_n / 4 + head_dim_v / 2 of consumer_registers; look keys are looked at in a step. Times are
+ * of S, P and O are 3 block_n / 4 + head_dim_v / 2 of consumer_registers; `look` keys are tested in a step. Times are
  * of one H200, top-W intervals of 8192 keys (docs/lab/hopper_gather.md). */
 struct tile {
     int32_t head_dim_max;
@@ -116,8 +116,9 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 192 rows empty" : NULL;
 }
 
-/* A block asks for its next item where it begins one. So of two waves at most, a dynamic order gives the second to
- * whoever began first, not to who has ended; blocks of one item each begin where there is room. */
+/* A block requests its next item where it begins one. Of two waves at most, a dynamic order therefore gives the
+ * second to the block that began first, not to the one that has ended; blocks of one item each begin where there is
+ * room. */
 static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     return blocks_of(t, p) <= 2 * (int64_t)device->num_sms ? ITEMS_LONGEST : t->scheduler;
 }

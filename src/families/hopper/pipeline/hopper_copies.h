@@ -10,8 +10,8 @@ enum { HOPPER_COPY_K = 1, HOPPER_COPY_V = 2, HOPPER_COPY_Q = 4, HOPPER_COPY_ALL 
 
 /* All matrices, out too, where TMA cannot read the tensors; else none. */
 int32_t hopper_copies_needed(const fdm_problem *problem);
-/* K and V whose rows begin in the middle of a memory sector, if so many blocks of block_m rows read each that a copy
- * takes less time. */
+/* K and V whose rows begin in the middle of a memory sector, if blocks of block_m rows read each often enough that a
+ * copy takes less time. */
 int32_t hopper_copies_that_pay(const fdm_problem *problem, int32_t block_m);
 /* K and V whose rows begin so, if their heads and rows follow each other. */
 int32_t hopper_copies_possible(const fdm_problem *problem);

@@ -27,8 +27,8 @@
 /* What of these the turns take where the gradient of a shared bias is added in a fixed order. */
 #define MMA_BACKWARD_TURN_REGISTERS 24
 
-/* Beside 128 accumulators, rare features that meet make the assembler put a few registers of a thread aside: known,
- * counted (docs/verified.md), and at most so many bytes. */
+/* Beside 128 accumulators, rare combinations of features make the assembler spill a few registers of a thread. They
+ * are counted (docs/verified.md); this is the limit in bytes. */
 #define MMA_BACKWARD_SPILL_BYTES_MAX 224
 
 GPU_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
@@ -184,7 +184,7 @@ GPU_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, i
     X(TMA)                                                                            \
     X(GATHER)                                                                         \
     X(GROUP_PARTS) /* of the heads of a group: SPLIT where there are more than one */ \
-    X(IN_TURN)     /* in order: heads whose key blocks begin in turn; 0: one */
+    X(IN_TURN)     /* in a fixed order: heads whose key blocks are interleaved; 0: one */
 
 /* Rows of the workspace's arrays for a sequence are a multiple of this, as every tile divides it. */
 #define MMA_BACKWARD_ROW_STEP 128
@@ -192,7 +192,7 @@ GPU_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, i
 struct mma_backward_params {
     struct gpu_backward_params shared;
     struct cuda_tensor_map q_map, dout_map; /* TMA: [B, H, S, D], tiles of 64 rows and a panel */
-    uint32_t heads_in_turn;                 /* DETERMINISTIC: parts of groups whose key blocks begin in turn */
+    uint32_t heads_in_turn;                 /* DETERMINISTIC: parts of groups whose key blocks are interleaved */
 };
 
 #endif

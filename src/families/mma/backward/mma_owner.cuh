@@ -14,7 +14,8 @@
 #include "gpu/semaphores.cuh"
 #include "gpu/visible.cuh"
 
-/* Rows of a sequence in the workspace's arrays are a multiple of these, and turns at a bias are of so many keys. */
+/* The workspace's arrays round the rows of a sequence up to a multiple of the first; a semaphore of a bias stands
+ * for as many keys as the second. */
 #define OWNER_ROW_STEP  128
 #define OWNER_TURN_KEYS 128
 static_assert(OWN % MASK_BLOCK == 0 && OTHERS % MASK_BLOCK == 0, "a mask is blocked by parts of steps");
@@ -109,7 +110,7 @@ __device__ __forceinline__ bool is_partial(const struct gpu_backward_params &a, 
            (BLOCK_MASKED && mask_kind(a, at, step) != GPU_BLOCK_FULL);
 }
 
-/* What is kept of a key in shared memory: three words, so many words apart. */
+/* Stores the words of a key in shared memory: three, `stride` words apart. */
 __device__ __forceinline__ void store_key(uint32_t to, int stride, const struct key_bounds &key) {
     st_shared_4(to, (uint32_t)key.first);
     st_shared_4(to + stride * 4, (uint32_t)key.last);

@@ -609,7 +609,7 @@ struct owner {
             store_sums(a.in.scale, OWNS_KEYS ? a.dk : a.dq, a.in.head_dim, marked);
         if (!REDO || OWNS_KEYS || share != 0 || !a.dq.data)
             return;
-        for_each_bit(marked, [&](int n) { /* rows of dQ that a key which they do not see has spoiled */
+        for_each_bit(marked, [&](int n) { /* rows of dQ that have become NaN by a key which they do not see */
                                           const int row = at.first + group * 32 + n;
                                           if (row < at.own_length)
                                               redo_dq(a, at.s, at.head, at.head_kv, row, rows_begin(a, at) + row);

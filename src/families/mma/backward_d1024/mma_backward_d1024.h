@@ -42,7 +42,7 @@ GPU_INLINE int32_t mma_d1024_others(int32_t own) { return 4096 / own; }
  * columns. */
 GPU_INLINE int32_t mma_d1024_shares(int32_t own) { return MMA_D1024_WARPS * 32 / own; }
 
-/* Slices of sums have 64 others, and so many columns: 16 or 32 of each warp that shares the own. */
+/* A slice of sums has 64 others, and 16 or 32 columns of each warp that shares the own rows or keys. */
 GPU_INLINE int32_t mma_d1024_sum_columns(int32_t own, int32_t slice) { return own == 32 ? 128 : slice; }
 
 GPU_INLINE int32_t mma_d1024_padded(int32_t head_dim, int32_t own, int32_t slice) {

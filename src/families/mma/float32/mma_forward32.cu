@@ -188,7 +188,8 @@ __device__ __forceinline__ void weigh(struct fragments &f) {
         }
 }
 
-/* Rows of the warp that a key which they do not see has spoiled: a bit each. Warps that share rows agree on them. */
+/* A bit for each row of the warp that has become NaN by a key which it does not see. Warps that share rows agree on
+ * them. */
 __device__ __forceinline__ uint32_t find_spoiled(const struct fragments &f, uint32_t shared) {
     const uint32_t spoiled = spoiled_rows<2 * ROW_TILES>([&](int half) {
         float sum = f.row_sum[half / 2][half % 2];
@@ -208,7 +209,7 @@ __device__ __forceinline__ void redo_rows(const struct gpu_forward_params &a, co
     });
 }
 
-/* But for rows whose bit is set in `spoiled`. */
+/* Does not write rows whose bit is set in `spoiled`. */
 __device__ __forceinline__ void store_rows(const struct fragments &f, const struct gpu_forward_params &a,
                                            const struct place &at, int warp_row, int share, uint32_t spoiled) {
     const int lane = threadIdx.x % 32;

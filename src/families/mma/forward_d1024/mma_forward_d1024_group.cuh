@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_out(uint32_t (&words)[4], const out_place &
     ld_shared_16(words, p.row + i * OUT_PITCH + panel * 128 + ((p.chunk ^ (i & 7)) << 4));
 }
 
-/* Out is to take the place of q: rows that are done again need theirs, so both blocks of a cluster leave the rows that
- * one of them has spoiled: a bit each. */
+/* Out is q itself: rows that are recomputed read their q, so both blocks of a cluster leave the rows that have
+ * become NaN in one of them. The result has a bit for each. */
 __device__ __forceinline__ uint32_t agree_on_spoiled(const out_place &p, group &g, int rows, int statistics) {
     uint32_t spoiled = 0;
 #pragma unroll 1
