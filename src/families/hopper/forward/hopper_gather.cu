@@ -1,14 +1,14 @@
 /* hopper_gather.cu: the forward for compute capability 9.0 where something says key by key which rows see it: key
  * intervals, and masks and biases without query rows. By wgmma, for 16-bit dtypes.
  *
- * Idea: of such a mask few keys are seen by a block of rows, and they lie scattered. A producer warpgroup looks at
- * every key of a row block once and lists those that some row sees; it gathers their rows of K and V by cp.async into
+ * Idea: a block of rows sees few keys of such a mask, and they lie scattered. A producer warpgroup tests every key
+ * for a row block once and lists those that some row sees; it gathers their rows of K and V by cp.async into
  * dense tiles, so that products are made of visible keys alone. Keys that all rows of the block see are listed apart
  * from the others: their tiles need no mask. The consumers are those of hopper_forward.cu: each of their warpgroups
  * owns 64 query rows, and P is made with the maxima of the tiles before.
  *
  * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N gathered keys. A gathered byte costs more than one by TMA
- * (measured in a bare loop, H200: 22.6 bytes a clock beside products), so that three warpgroups share each.
+ * (measured in a bare loop, H200: 22.6 bytes a clock beside products), and therefore three warpgroups share each.
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
@@ -17,11 +17,11 @@
  *
  * Barriers: for each ring a full and an empty one for each stage. K and V become full when each producer thread's
  * copies have landed; K counts one arrival more, for what is written beside it. The copies are writes of the generic
- * proxy, so that each consumer thread fences them between its wait and wgmma. The named barrier 1 + w is warpgroup w's
- * turn, 5 + w its own; 4 is the producers'.
+ * proxy, so that each consumer thread fences them between its wait and wgmma. The named barrier 1 + w belongs to
+ * the ping-pong of warpgroup w, 5 + w to that warpgroup alone, and 4 to the producers.
  *
- * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 30 besides; of 216 with two
- * consumer warpgroups, 144 with three. A producer has 72 or 80: keys to look at next are loaded under the copies. */
+ * Registers: a consumer has S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 30 besides, of 216 with two
+ * consumer warpgroups or 144 with three. A producer has 72 or 80: the next keys are loaded under the copies. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
@@ -53,16 +53,16 @@ constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HE
 constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
 constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
 constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
-/* What the producers know of an item besides its facts (first_tile and last_tile are keys here), in shared memory,
- * since registers are scarce: where the rows of its head and sequence begin, of what says which keys are seen, and of K
- * and V; and the block's rows. */
+/* The producers' facts of an item besides its work_item (whose first_tile and last_tile are keys here). They lie in
+ * shared memory, since registers are scarce: where the rows of its head and sequence begin in intervals, mask, bias,
+ * K and V; and the block's rows. */
 enum { AT_START, AT_END, AT_MASK, AT_BIAS, AT_K, AT_V, NUM_SOURCES };
 enum { BOUNDS = ITEM_BYTES + 8 * NUM_SOURCES, NEXT_BYTES = BOUNDS + 16 };
 
 enum {
     WHOLE_KEYS = V_OFFSET + STAGES * V_BYTES, /* [LIST]: keys that all rows see */
     PART_KEYS = WHOLE_KEYS + 4 * LIST,        /* [LIST]: keys that some rows see, */
-    PART_ROWS = PART_KEYS + 4 * LIST,         /* and which: the first, and from bit 16 on how many */
+    PART_ROWS = PART_KEYS + 4 * LIST,         /* and the rows that do: the first, and from bit 16 on their number */
     WHOLE_BIAS = PART_ROWS + 4 * LIST,
     PART_BIAS = WHOLE_BIAS + (BIAS ? 4 * LIST : 0),
     TILE_KEYS = PART_BIAS + (BIAS ? 4 * LIST : 0), /* [BLOCK_N]: keys of the tile that is gathered; -1: none */
@@ -74,9 +74,11 @@ enum {
     V_RING = K_RING + ring<STAGES>::BYTES,
     WORK_RING = V_RING + ring<STAGES>::BYTES,
     WORK = (WORK_RING + ring<2>::BYTES + 15) / 16 * 16,
-    NEXT = WORK + 2 * ITEM_BYTES,   /* what the producers know of an item */
-    TOTALS = NEXT + 2 * NEXT_BYTES, /* [2][4]: keys that each warp has found, whole and (from bit 16 on) in part */
-    STEP_WORDS = TOTALS + 32,       /* what a stage of K holds */
+    NEXT = WORK + 2 * ITEM_BYTES, /* the producers' facts of an item */
+    TOTALS =
+        NEXT +
+        2 * NEXT_BYTES, /* [2][4]: the keys that each warp has found: seen by all rows, and (from bit 16 on) by some */
+    STEP_WORDS = TOTALS + 32, /* what a stage of K holds */
     END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_GATHER_CONTROL_BYTES, "barriers and work items fit");
@@ -88,7 +90,7 @@ static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0,
 enum { STEP_PART = 1, STEP_MORE = 2 };
 enum { TURN_BARRIER = 1, PRODUCERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
-/* What lies there, of the shared memory from `base` on. */
+/* Views of the shared memory that begins at `base`. */
 typedef ring<Q_STAGES, Q_BYTES> q_stages;
 typedef ring<STAGES, K_BYTES> k_stages;
 typedef ring<STAGES, V_BYTES> v_stages;
@@ -117,13 +119,13 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 /* ---- producer ---- */
 
 struct producer {
-    static constexpr int EACH = LOOK / 128; /* keys that a thread looks at in a step */
+    static constexpr int EACH = LOOK / 128; /* keys that a thread tests in a step */
     const struct hopper_gather_params &a;
     uint32_t base, item, step;
     int thread;
-    int whole, whole_taken, part, part_taken; /* keys of the item in each list so far, and in tiles */
-    int next_key, last_key;                   /* next to be looked at, and past the last */
-    /* what is known of the keys to be looked at: loaded a step before */
+    int whole, whole_taken, part, part_taken; /* the item's keys in each list so far, and those in tiles */
+    int next_key, last_key;                   /* the next key to test, and the one past the last */
+    /* facts of the keys to test, loaded a step before */
     int start[EACH], end[EACH];
     uint32_t mask[EACH], bias[EACH];
 
@@ -149,7 +151,7 @@ struct producer {
         return next_key + (thread / 32 * EACH + n) * 32 + thread % 32;
     }
 
-    /* Loads what there is of the keys to be looked at. */
+    /* Loads the facts of the keys to test. */
     __device__ __forceinline__ void load_keys() {
         const int32_t *const starts = INTERVALS ? source<int32_t>(AT_START) : nullptr;
         const int32_t *const ends = INTERVALS ? source<int32_t>(AT_END) : nullptr;
@@ -176,14 +178,14 @@ struct producer {
         return BIAS == GPU_BIAS_FLOAT32 ? __uint_as_float(bias[n]) : unpack((uint16_t)bias[n]);
     }
 
-    /* The rows of the block that see a key: the first, and from bit 16 on how many; 0: none. */
+    /* The rows of the block that see a key: the first, and from bit 16 on their number; 0: no row. */
     __device__ __forceinline__ uint32_t rows_of(int n, const struct row_bounds &b) const {
         const int j = key_of(n);
         const uint32_t rows = seeing_rows(b, j, INTERVALS ? start[n] : 0, INTERVALS ? end[n] : 0);
         return j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF) ? rows : 0;
     }
 
-    /* Appends those of the next LOOK keys that some row sees to the lists, in order. */
+    /* Tests the next LOOK keys, and appends those that some row sees to the lists, in order. */
     __device__ __forceinline__ void look() {
         const struct row_bounds b = bounds();
         const uint32_t all = (uint32_t)b.num_rows << 16, before = (1u << thread % 32) - 1;
@@ -233,7 +235,8 @@ struct producer {
         load_keys();
     }
 
-    /* Says what the next tile holds: `wholes` keys of one list, then `parts` of the other. The stage is empty. */
+    /* Writes the numbers of the next tile's keys: `wholes` keys of one list, then `parts` of the other. The stage is
+     * empty. */
     __device__ __forceinline__ void set_tile(int wholes, int parts, bool more) {
         const uint32_t slot = k_stages::stage(step) * BLOCK_N * 4 + thread * 4;
         const bool masked = wholes < BLOCK_N;
@@ -272,8 +275,8 @@ struct producer {
             n--;
         return n;
     }
-    /* The rows of one matrix that TILE_KEYS names, to a tile. A thread copies one chunk of 16 bytes of each row that it
-     * comes to. */
+    /* Copies the rows of one matrix that TILE_KEYS names to a tile. A thread copies one chunk of 16 bytes of each of
+     * its rows. */
     template <int head_dim>
     __device__ __forceinline__ void gather(uint32_t tile, const char *from, int row_bytes, int columns, bool complete) {
         constexpr int chunks = head_dim / 8, across = chunks <= 8 ? 8 : chunks <= 16 ? 16 : 32, rows = 128 / across;
@@ -284,7 +287,7 @@ struct producer {
         if (chunk >= chunks)
             return;
         if (complete && columns == head_dim) {
-            /* several addresses at a time, each in registers of its own: a copy holds them until it is on its way */
+            /* several addresses at a time, each in its own registers: a copy holds them until it is issued */
             constexpr int together = copies_together(steps);
             from += chunk * 16;
 #pragma unroll
@@ -322,7 +325,7 @@ struct producer {
         set_tile(wholes, parts, more);
         meet();
         if (thread == 0)
-            k.full().arrive(step); /* of what is written beside K */
+            k.full().arrive(step); /* the arrival for what is written beside K */
         const char *const keys = source<char>(AT_K);
         const int key_bytes = (int)a.in.k.row * 2;
         gather<HEAD_DIM>(k.tile(step), keys, key_bytes, a.in.head_dim, complete);
@@ -335,7 +338,7 @@ struct producer {
         step++;
     }
 
-    /* The rest is one thread's work: items, and their Q. */
+    /* One thread does the rest: items, and their Q. */
     __device__ __forceinline__ void publish(struct item_facts f, bool any) {
         work_ring(base).wait_empty(item);
         f.first_tile = 0;
@@ -372,7 +375,7 @@ struct producer {
         set_source(AT_K, in.k.data + (batch * in.k.batch + head * in.k.head + k_begin * in.k.row) * 2);
         set_source(AT_V, in.v.data + (batch * in.v.batch + head * in.v.head + k_begin * in.v.row) * 2);
     }
-    /* Which keys rows of the block may see by window and ends. */
+    /* The keys that rows of the block may see by window and ends. */
     __device__ __forceinline__ void set_bounds(struct item_facts &f, const struct sequence &s) {
         const struct row_bounds b = bounds_of_rows(a.in, s, f.first_row, BLOCK_M);
         f.first_tile = first_key(a.in, s, f.first_row);
@@ -380,7 +383,7 @@ struct producer {
         st_shared_16(next_slot() + BOUNDS, (uint32_t)b.first_row, (uint32_t)b.num_rows, (uint32_t)b.from,
                      (uint32_t)b.to);
     }
-    /* Whether hopper_forward.cu runs the item. */
+    /* Whether hopper_forward.cu computes the item. */
     __device__ __forceinline__ bool passes_over(const struct work_item &work) const {
         return a.picks && !is_scattered(a.plan, tile_plan_head(&a.plan, work.head, work.batch));
     }
@@ -403,7 +406,8 @@ struct producer {
         write_facts(next_slot(), f);
     }
 
-    /* All tiles of an item: of whole keys while there are enough, of others, and at the end of what is left. */
+    /* Gathers all tiles of an item: of keys that all rows see while there are enough, then of the others, and at the
+     * end of the rest. */
     __device__ __forceinline__ void run_item() {
         whole = whole_taken = part = part_taken = 0;
         load_keys();
@@ -432,7 +436,7 @@ struct producer {
             more = there > wholes + parts;
             if (there)
                 emit(wholes, parts, more);
-            /* with one stage, Q's is free when the tiles that are under way are the item's */
+            /* with one stage, Q's is free when the item's own tiles are in flight */
             if (thread == 0 && (Q_STAGES > 1 ? tile == 0 : tile == STAGES - 1 || (tile < STAGES - 1 && !more)))
                 load_q(facts());
         }
@@ -460,7 +464,7 @@ struct producer {
             publish({-1, 0, 0, 0, 0, 0, 0, 0}, false);
         if (a.picks)
             griddepcontrol_wait();                 /* the stream goes on when both kernels have ended */
-        for (int n = 0; n < STAGES; n++, step++) { /* nobody ends before its copies have landed */
+        for (int n = 0; n < STAGES; n++, step++) { /* no thread ends before its copies have landed */
             k_ring(base).wait_empty(step);
             v_ring(base).wait_empty(step);
         }
@@ -482,7 +486,7 @@ struct consumer : q_consumer {
         ld_shared_8(word[0], word[1],
                     base + of_stages + k_stages::stage(step) * BLOCK_N * 4 + group * 32 + threadIdx.x % 4 * 8);
     }
-    /* Scale, softcap, and the keys' biases. */
+    /* Applies scale, softcap, and the keys' biases. */
     __device__ __forceinline__ void finish_keyed() {
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
@@ -498,7 +502,7 @@ struct consumer : q_consumer {
             }
         }
     }
-    /* Keys that a row does not see. */
+    /* Hides keys that a row does not see. */
     __device__ __forceinline__ void hide_unseen() {
         const uint32_t row = local_row();
 #pragma unroll
@@ -516,25 +520,25 @@ struct consumer : q_consumer {
         }
     }
 
-    /* Scores of a tile to P, and K's stage back to the producer. */
+    /* Turns scores of a tile into P, and releases K's stage. */
     __device__ __forceinline__ void scores_to_p(int word, bool has_o) {
         if (!MAXIMA_BARE)
             finish_keyed();
         if (word & STEP_PART)
             hide_unseen();
-        __syncwarp(); /* the stage's words are read */
+        __syncwarp(); /* the stage's words have been read */
         k_ring(base).release(step);
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
         step++;
     }
 
-    /* Waits for K of a step; its word. */
+    /* Waits for K of a step, and returns its word. */
     __device__ __forceinline__ int next_step() {
         k_ring(base).wait_full(step);
         return uniform((int)ld_shared_4(step_word(base, step)));
     }
 
-    /* O of the item; false when none of its rows sees a key. */
+    /* Computes O of the item; returns false when none of its rows sees a key. */
     __device__ __forceinline__ bool compute() {
         if (!uniform(facts().last_tile))
             return false;
@@ -599,7 +603,7 @@ struct consumer : q_consumer {
             q_ring(base).release(item);
         }
         if (TURNS && warpgroup == 0)
-            take_turn(); /* nobody leaves an arrival behind */
+            take_turn(); /* drains the last arrival: a named barrier must be balanced at exit */
     }
 };
 
