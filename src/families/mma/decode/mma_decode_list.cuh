@@ -1,5 +1,5 @@
-/* mma_decode_list.cuh: where a block of mma_decode.cu is, and the list of the keys that some of its rows see. For the
- * constants and macros of mma_decode.cu. */
+/* mma_decode_list.cuh: the coordinates of a block of mma_decode.cu, and the list of the keys that some of its rows
+ * see. It uses the constants and macros of mma_decode.cu. */
 #ifndef FDM_MMA_DECODE_LIST_CUH
 #define FDM_MMA_DECODE_LIST_CUH
 
@@ -16,8 +16,8 @@ static_assert(MMA_DECODE_LIST >= (STAGES + 1 + LOOKS_AHEAD) * BLOCK_N + MMA_DECO
 static_assert(MMA_DECODE_LIST % BLOCK_N == 0, "a tile's keys lie side by side in the list");
 static_assert(UNITS * WARPS == 64 && UNITS * UNIT == MMA_DECODE_SCAN, "a lane has two counts of a scan");
 
-/* The sequence in a place of an order that begins with those which see most keys, as far as eight looks at each mask
- * tell: what takes longest begins first. The same in every block. */
+/* The sequence at a place of the order in which sequences that see most keys come first, by eight samples of each
+ * mask: the longest work begins first. All blocks find the same order. */
 __device__ __forceinline__ int batch_in_place(const struct gpu_forward_params &a, int place) {
     constexpr int looks = 8;
     const int lane = threadIdx.x % 32; /* its sequence */
@@ -88,7 +88,8 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     return at;
 }
 
-/* What mask, bias and intervals hold for one query head, from key 0 of the sequence on; row intervals from row 0 on. */
+/* Addresses of mask, bias and intervals of one query head, from key 0 of the sequence on; of row intervals from row
+ * 0 on. */
 struct head_view {
     const char *mask, *bias;
     const int32_t *start, *end;
@@ -131,7 +132,7 @@ __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) 
     return ROW_RUNS || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
 }
 
-/* Whether row i of the head, or some row, sees key j: a key that none sees may hold anything, and is not listed. */
+/* Whether row i of the head, or some row, sees key j. A key that no row sees may hold anything, and is not listed. */
 __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, const struct place &at,
                                           const struct head_view &view, int i, int j) {
     int first = rows_differ(a) ? i : 0, last = rows_differ(a) ? i + 1 : at.seqlen_q; /* rows first <= i < last see it */
@@ -161,7 +162,7 @@ __device__ __forceinline__ int different_heads(const struct gpu_forward_params &
     return alike ? 1 : a.group;
 }
 
-/* Looks at the next units of the split; all threads of the block. */
+/* Tests the keys of the next units of the split. All threads of the block call it. */
 __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forward_params &a, const struct place &at) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int heads = different_heads(a), rows = rows_differ(a) ? at.seqlen_q : 1;
@@ -188,7 +189,7 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
         const struct head_view view = view_head(a, at, at.head_kv * a.group + h);
         uint32_t now = 0;
 #pragma unroll units_together
-        for (int unit = 0; unit < UNITS; unit++) { /* no branch: all reads are under way together */
+        for (int unit = 0; unit < UNITS; unit++) { /* no branch: all reads are in flight together */
             const int j = inside >> unit & 1 ? (int)first + unit * stride : at.low;
             now |= (uint32_t)head_sees(a, at, view, i, j) << unit;
         }
@@ -200,7 +201,7 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
         if (lane == 0)
             st_shared_4(l.counts + (n * WARPS + warp) * 4, (uint32_t)__popc(votes));
     }
-    __syncthreads();    /* also: nobody is behind the tile that the list is for */
+    __syncthreads();    /* also: no warp is behind the tile of the list */
     uint32_t even, odd; /* counts of two neighbours */
     ld_shared_8(even, odd, l.counts + lane * 8);
     int sum = (int)(even + odd); /* of units and warps up to the lane's */
@@ -223,7 +224,7 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     __syncthreads();
 }
 
-/* Until `count` keys are listed or there are no more. */
+/* Lists keys until there are `count`, or no more. */
 __device__ __forceinline__ void list_up_to(struct list &l, const struct gpu_forward_params &a, const struct place &at,
                                            int count) {
 #pragma unroll 1
@@ -231,7 +232,7 @@ __device__ __forceinline__ void list_up_to(struct list &l, const struct gpu_forw
         list_more(l, a, at);
 }
 
-/* The key in a place of the split's tiles, -1 past the last. */
+/* The key at a place of the split's tiles, -1 past the last. */
 __device__ __forceinline__ int key_at(const struct list &l, const struct place &at, int first_key, int slot) {
     if (LISTED)
         return slot < l.listed ? (int)ld_shared_4(l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4) : -1;

@@ -1,5 +1,5 @@
-/* mma_decode_merge.cuh: the end of a block of mma_decode.cu: its warps' results side by side, and those of a cluster's
- * blocks. For the constants and macros of mma_decode.cu. */
+/* mma_decode_merge.cuh: the end of a block of mma_decode.cu: it merges its warps' results, and those of a cluster's
+ * blocks. It uses the constants and macros of mma_decode.cu. */
 #ifndef FDM_MMA_DECODE_MERGE_CUH
 #define FDM_MMA_DECODE_MERGE_CUH
 
@@ -32,8 +32,8 @@ __device__ __forceinline__ void leave_parts(const struct warp_state &w, const st
     }
 }
 
-/* What a part counts whose maximum is `own`. Of scores that are all NaN no part has a maximum, but sums that are NaN:
- * they must count. */
+/* The weight of a part whose maximum is `own`. Where all scores are NaN no part has a maximum, and the sums are NaN:
+ * they keep weight. */
 __device__ __forceinline__ float weight_of(float own, float most) {
     return own == most ? 1.0f : ex2_approx((own - most) * LOG2_E);
 }
@@ -42,12 +42,12 @@ __device__ __forceinline__ float4 times(float factor, float4 x) {
     return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
-/* Beside sinks: that of a packed row. It is read before what the row's parts are waited for. */
+/* The sink of a packed row. It is read before the wait for the row's parts. */
 __device__ __forceinline__ uint32_t sink_of(const struct gpu_forward_params &a, const struct place &at, int row) {
     return SINK ? read_sink(a.sink, at.head_kv * a.group + (at.first_row + row) % a.group) : 0;
 }
 
-/* Four neighbouring columns of a packed row of the output from their sums, and with the first its lse. */
+/* Stores four neighbouring columns of a packed row of the output from their sums, and with the first its lse. */
 __device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
                                               int column, float4 x, float most, float sum, uint32_t sink) {
     const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_columns(const struct gpu_forward_params &a
 #endif
 }
 
-/* The same of the split's result, not divided by the sum, and with the first its maximum and sum. */
+/* Stores the same of the split's result, not divided by the sum, and with the first its maximum and sum. */
 __device__ __forceinline__ void leave_columns(const struct gpu_forward_params &a, const struct place &at, int row,
                                               int column, float4 x, float most, float sum) {
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void leave_columns(const struct gpu_forward_params &a
     if (column == 0)
         *(float2 *)&a.partial_rows[2 * slot] = make_float2(most, sum);
 }
-/* Of a split none of whose keys any row sees. */
+/* Stores the result of a split whose keys no row sees. */
 __device__ __forceinline__ void leave_nothing(const struct gpu_forward_params &a, const struct place &at) {
     for (int index = threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 4); index += THREADS)
         if (index % (HEAD_DIM_V / 4) * 4 < a.head_dim_v)
@@ -93,7 +93,7 @@ __device__ __forceinline__ void add_weighted(float4 &sum, float weight, float4 x
 /* MMA_MERGE_CLUSTER: each block of the cluster merges a fair share of the pieces, which all write to it by st.async:
  * [num_splits][fair] of four columns, then as many maxima and sums. */
 struct inbox {
-    uint32_t come, pieces, rows; /* an mbarrier where Q was, and what it waits for */
+    uint32_t come, pieces, rows; /* an mbarrier where Q was, and the bytes that it waits for */
     int fair, mine;
 
     __device__ __forceinline__ void open(const struct gpu_forward_params &a, int split, uint32_t barrier, int all) {
@@ -121,7 +121,7 @@ struct inbox {
                     __float_as_uint(x.z), __float_as_uint(x.w), theirs);
         st_async_8(mapa_shared(rows, to) + place * 8, __float_as_uint(most), __float_as_uint(sum), theirs);
     }
-    /* This block's share of the pieces from all blocks of the cluster. */
+    /* Merges this block's share of the pieces from all blocks of the cluster. */
     __device__ __forceinline__ void merge(const struct gpu_forward_params &a, const struct place &at) const {
         for (int n = threadIdx.x; n < mine; n += THREADS) {
             const int index = at.split * fair + n, row = index / (HEAD_DIM_V / 4),
@@ -156,8 +156,8 @@ struct inbox {
     }
 };
 
-/* The end of a block: what its warps have summed, merged at `memory`, and from there to the output, the workspace or
- * the cluster's blocks. */
+/* Ends a block: merges its warps' sums at `memory`, and stores the result to the output, the workspace or the
+ * cluster's blocks. */
 __device__ __forceinline__ void merge_warps(const struct warp_state &w, const struct gpu_forward_params &a,
                                             const struct place &at, uint32_t barrier, float *memory,
                                             const struct warp_part &own) {

@@ -1,10 +1,10 @@
-/* mma_decode_products.cuh: the two products of a step of mma_decode.cu, for 16-bit elements and for float32. For the
- * constants and macros of mma_decode.cu. */
+/* mma_decode_products.cuh: the two products of a step of mma_decode.cu, for 16-bit elements and for float32. It uses
+ * the constants and macros of mma_decode.cu. */
 #ifndef FDM_MMA_DECODE_PRODUCTS_CUH
 #define FDM_MMA_DECODE_PRODUCTS_CUH
 
-/* Where a warp's products lie: Q of all rows, K and V of a tile, of them its rows, keys and columns; two places of
- * scores for the warp that shares its columns, which take turns. */
+/* Addresses of a warp's operands: Q of all rows, K and V of a tile; its rows, keys and columns; two alternating
+ * buffers of scores for the warp that shares its columns. */
 struct operands {
     uint32_t q_tile, k_tile, v_tile;
     int warp_row, key_row, share;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void multiply_eight(float (&c)[4], uint32_t q_tile, u
     }
 }
 
-/* This warp's scores of 8 keys beside those of the warp that shares its columns, by two places in turn. */
+/* Joins this warp's scores of 8 keys with those of the warp that shares its columns, by two alternating buffers. */
 __device__ __forceinline__ void exchange_scores(float (&s)[1][2][4], const float (&mine)[4], uint32_t places,
                                                 int turn) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp % MATES / ROW_GROUPS;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void exchange_scores(float (&s)[1][2][4], const float
     }
 }
 
-/* Scores of a step's keys from the warp's rows of Q. */
+/* Makes the scores of a step's keys from the warp's rows of Q. */
 __device__ __forceinline__ void multiply(float (&s)[1][STEP_KEYS / 8][4], const uint32_t (&)[HEAD_DIM / 16][4],
                                          const struct operands &of) {
     if (SHARED) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply(float (&s)[1][STEP_KEYS / 8][4], const 
     }
 }
 
-/* What the keys' P add to the warp's columns of O. */
+/* Adds the keys' P times V to the warp's columns of O. */
 __device__ __forceinline__ void add_values(float (&o)[1][OUT_TILES][4], const float (&p)[1][STEP_KEYS / 8][4],
                                            const struct operands &of) {
     add_product<V_CHUNKS>(o, p, of.v_tile + of.key_row * HEAD_DIM_V * 4, of.share * OUT_TILES * 8);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void add_values(float (&o)[1][OUT_TILES][4], const fl
 #else
 #    include "families/mma/mma_tile.cuh"
 
-/* The same; kept: Q in registers, where they hold it. */
+/* The same; `kept` is Q in registers, where they hold it. */
 __device__ __forceinline__ void multiply(float (&s)[1][STEP_KEYS / 8][4], const uint32_t (&kept)[HEAD_DIM / 16][4],
                                          const struct operands &of) {
     const int lane = threadIdx.x % 32;
