@@ -245,7 +245,7 @@ static const struct fault {
      {"--kernel", "mma.forward", "--ways", "1+42", "--repeat", "60"}},
     {"rows of no sequence left by a backward",
      "gpu/backward_rows.cu",
-     "if (VARLEN && GRID_X == 0)",
+     "if ((VARLEN || SEQUSED) && GRID_X == 0)",
      "if (0)",
      {"--kernel", "mma.backward", "--ways", "1+10", "--repeat", "60"}},
     {"a spoiled row not done again",
