@@ -70,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
             const int kind = !(tiles.seen >> lane & 1) ? GPU_BLOCK_HIDDEN
                              : tiles.full >> lane & 1  ? GPU_BLOCK_FULL
                                                        : GPU_BLOCK_PARTIAL;
-            a.block_mask[(int64_t)block * a.row_bytes + tile] = (uint8_t)(of_mask ? min(kind, (int)of_mask[tile]) : kind);
+            a.block_mask[(int64_t)block * a.row_bytes + tile] =
+                (uint8_t)(of_mask ? min(kind, (int)of_mask[tile]) : kind);
         }
     }
 }

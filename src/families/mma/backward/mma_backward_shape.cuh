@@ -22,7 +22,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
-#define UNEVEN        (VARLEN || SEQUSED) /* sequences of a batch may have unlike lengths */
+#define UNEVEN (VARLEN || SEQUSED) /* sequences of a batch may have unlike lengths */
 #define SCARCE (WIDEST > 192 && (UNEVEN || BIAS || MASK || ROW_RUNS || DETERMINISTIC))
 #define CROWDED                                                                              \
     (SOFTCAP || (ROW_RUNS && (MASK || BIAS || INTERVALS || UNEVEN)) || (UNEVEN && PAIRED) || \
