@@ -188,9 +188,8 @@ void gpu_backward_fill(const struct gpu_launches *launches, const struct gpu_bac
         .dbias_rows = (int32_t)shape[2],
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = gpu_dbias_kind(p) == GPU_DBIAS_KEYS ? needs->dbias_shares : 0,
-        .zero_dbias = gpu_dbias_kind(p) == GPU_DBIAS_DIRECT &&
-                      (gpu_bounded(p) || p->has_mask || p->has_intervals || gpu_row_runs(p) || p->varlen ||
-                       gpu_used_constant(p)),
+        .zero_dbias = gpu_dbias_kind(p) == GPU_DBIAS_DIRECT && (gpu_bounded(p) || p->has_mask || p->has_intervals ||
+                                                                gpu_row_runs(p) || p->varlen || gpu_used_constant(p)),
         .group_parts = needs->group_parts > 1 ? needs->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),
         .lse_factor = needs->lse_factor,
@@ -257,7 +256,8 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
                                                      [DBIAS] = "backward_dbias",
                                                      [DSINK] = "backward_dsink"};
     gpu_set_problem_constants(
-        request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_BIAS));
+        request, p,
+        GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_SEQUSED | GPU_ALIKE_BIAS));
     GPU_ADD_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
                       .ROW_STEP = needs->row_step, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
                       .HEAD_SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p),

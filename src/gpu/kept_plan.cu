@@ -1,9 +1,9 @@
 /* kept_plan.cu: what the masks of pairs leave of a kept mask plan, and the block mask that a kernel reads, out of one.
  *
  * Idea: join_mask_plan() takes the bytes of tiles of 64 rows and 64 keys and clears the bits of tiles that they hide. A
- * warp has a word, a lane a tile. mask_plan_blocks() goes the other way, for tiles of a kernel's own size: some row of a
- * tile sees some key where a tile of the plan that it touches is seen, and it is full where all of those are. Bound by
- * neither memory nor arithmetic: a plan is small.
+ * warp has a word, a lane a tile. mask_plan_blocks() goes the other way, for tiles of a kernel's own size: some row of
+ * a tile sees some key where a tile of the plan that it touches is seen, and it is full where all of those are. Bound
+ * by neither memory nor arithmetic: a plan is small.
  *
  * Grid: in one dimension, groups of MASK_PLAN_WARPS words of the plan, or of 32 tiles of the block mask. */
 #include "gpu/kept_plan.h"

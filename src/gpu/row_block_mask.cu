@@ -1,5 +1,5 @@
-/* row_block_mask.cu: which tiles of row intervals and of the caller's blocks are hidden, partial or full; beside a mask,
- * what all leave.
+/* row_block_mask.cu: which tiles of row intervals and of the caller's blocks are hidden, partial or full; beside a
+ * mask, what all leave.
  *
  * Idea: of 32 tiles of keys, those that a row's ranges touch and those that they cover are runs of bits. A warp has 32
  * tiles and all rows of a block, some a lane; the or of the rows' touched tiles and the and of their covered ones are

@@ -8,7 +8,8 @@
  * rows, two rows a lane, and its words need no turn. Of the caller's blocks a lane reads the one that its tile is in.
  * Beside each other all hide tiles: then a tile is called seen if each leaves something of it, and full if each leaves
  * all. Where an order is wanted, the block that writes the last word of a head puts the head's blocks of rows in order:
- * with those that see most tiles first, no long one is begun last. Bound by neither memory nor arithmetic at the sizes that occur: a few microseconds, mostly its launch.
+ * with those that see most tiles first, no long one is begun last. Bound by neither memory nor arithmetic at the sizes
+ * that occur: a few microseconds, mostly its launch.
  *
  * Grid: in one dimension, groups of 32 tiles of keys, then words, then heads and batches. The counts are 0 when it
  * begins. */

@@ -8,8 +8,8 @@
 /* Numbers at the plan's start that are 0 when the kernels that read the plan begin, for counts of items. */
 enum { TILE_PLAN_ITEM_COUNTS = 2 };
 
-/* Whether there is something that a plan is made of: key intervals, a mask that all rows share, row intervals, or a block mask. Masks
- * and biases with rows beside these hide more than it says. */
+/* Whether there is something that a plan is made of: key intervals, a mask that all rows share, row intervals, or a
+ * block mask. Masks and biases with rows beside these hide more than it says. */
 int tile_plan_possible(const fdm_problem *problem);
 int64_t tile_plan_bytes(const fdm_problem *problem);
 /* Rows of the blocks that are put in order, 0: none; in which order the plan has the keys: key_sort.h's where `sorted`
