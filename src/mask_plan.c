@@ -1,5 +1,5 @@
 /* mask_plan.c: the public entries of the mask plan that a caller keeps. */
-#include "problem/mask_plan.h"
+#include "problem/visible_tiles.h"
 
 #include "base/error.h"
 #include "base/struct_bytes.h"

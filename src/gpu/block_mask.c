@@ -80,8 +80,8 @@ void block_mask_add(struct gpu_launches *l, int32_t block_m, int32_t block_n, vo
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Batches and heads of row intervals, of blocks, and of the mask beside them. Sequences of different lengths have
- * tiles of their own. */
+/* Batches and heads of row intervals, of blocks, and of the mask beside them. Sequences of different lengths have tiles
+ * of their own. */
 static int64_t row_batches(const fdm_problem *p) {
     const int own = p->varlen || p->has_seqused_q || p->has_seqused_k || p->has_cache;
     return own ? p->batch

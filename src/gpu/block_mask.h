@@ -1,5 +1,5 @@
-/* block_mask.h: the block mask of a dense mask, of row intervals and of the caller's blocks: one byte for each tile
- * of block_m x block_n says whether they show all of it, some or none. The contract of block_mask.cu and
+/* block_mask.h: the block mask of a dense mask, of row intervals and of the caller's blocks: one byte for each tile of
+ * block_m x block_n says whether they show all of it, some or none. The contract of block_mask.cu and
  * row_block_mask.cu; for C and CUDA C. */
 #ifndef FDM_BLOCK_MASK_H
 #define FDM_BLOCK_MASK_H

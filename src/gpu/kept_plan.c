@@ -2,7 +2,7 @@
 #include "gpu/kept_plan_launch.h"
 
 #include "gpu/tile_plan_launch.h"
-#include "problem/mask_plan.h"
+#include "problem/visible_tiles.h"
 
 /* Behind the tile plan lies the block mask of masks of pairs, while the plan is made. */
 int64_t kept_plan_bytes(const fdm_problem *p) {

@@ -2,7 +2,7 @@
 #include "gpu/tile_plan_launch.h"
 
 #include "gpu/key_sort.h"
-#include "problem/mask_plan.h"
+#include "problem/visible_tiles.h"
 
 /* A mask that all rows share. */
 static int masks_keys(const fdm_problem *p) { return p->has_mask && !gpu_mask_rows(p); }

@@ -11,7 +11,7 @@
 #include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/lengths.h"
-#include "problem/mask_plan.h"
+#include "problem/visible_tiles.h"
 #include "problem/problem_fields.h"
 #include "problem/sinks.h"
 #include "problem/tensor.h"

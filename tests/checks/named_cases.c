@@ -528,8 +528,7 @@ static void add_apart(const struct any_kernel *kernel) {
         }
 }
 
-/* Row intervals, a block mask or both (bits 0 and 1 of `runs`) beside everything, of a length with tiles that are hidden
- * and tiles that are full. */
+/* Row intervals, a block mask or both (runs: bits 0 and 1) beside everything, with hidden tiles and full ones. */
 static void add_rows(const char *kernel, fdm_pass pass, int32_t float32, int runs) {
     static const int64_t dims[] = {64, 128}, wide_dims[] = {256, 160};
     enum { OF_NONE, CAUSAL, WINDOW, PACKED, SOFTCAP, OF_MASK, KEY_MASK, INTERVALS, OF_BIAS, KEY_BIAS, PAIRS, KINDS };
@@ -578,17 +577,11 @@ static void list_cases(void) {
         add_head_dims(kernel, pass);
         add_variants(kernel, pass, kernels[k].variants);
     }
-    add_idle_warpgroups();
-    add_copies();
-    add_short();
-    add_many_splits();
-    add_orders();
-    add_two_kernels();
-    add_listed_orders();
-    add_tile_plans();
-    add_wide_intervals();
-    add_narrow_rows();
-    add_runs();
+    static void (*const others[])(void) = {add_idle_warpgroups, add_copies,      add_short,         add_many_splits,
+                                           add_orders,          add_two_kernels, add_listed_orders, add_tile_plans,
+                                           add_wide_intervals,  add_narrow_rows, add_runs};
+    FOR_EACH(others, n)
+    others[n]();
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);
         add_many(&any_kernels[n]);

@@ -1,6 +1,6 @@
-/* mask_plan.h: the mask plan that a caller keeps: whether it is one for a call, its extents, and its bits on the CPU. */
-#ifndef FDM_MASK_PLAN_H
-#define FDM_MASK_PLAN_H
+/* visible_tiles.h: the tiles that a mask plan has: whether it is one for a call, its extents, its bits on the CPU. */
+#ifndef FDM_VISIBLE_TILES_H
+#define FDM_VISIBLE_TILES_H
 
 #include "problem/problem.h"
 

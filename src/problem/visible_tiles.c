@@ -1,5 +1,5 @@
-/* mask_plan.c: the mask plan that a caller keeps. */
-#include "problem/mask_plan.h"
+/* visible_tiles.c: the tiles that a mask plan has. */
+#include "problem/visible_tiles.h"
 
 #include "base/error.h"
 #include "base/struct_bytes.h"
