@@ -11,10 +11,10 @@
 #include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/lengths.h"
-#include "problem/visible_tiles.h"
 #include "problem/problem_fields.h"
 #include "problem/sinks.h"
 #include "problem/tensor.h"
+#include "problem/visible_tiles.h"
 
 #define NOTHING(field, kind, value, rule)
 #define FROM_PROBLEM(field, kind, value, rule) options.field = p->field;

@@ -715,7 +715,7 @@ pub struct fdm_ranks_options {
     pub num_threads: i32,
     pub other_kernel: i32,
     pub head_ranks: i32,
-    pub reserved: i32,
+    pub sm_margin: i32,
     pub memory_bytes: i64,
 }
 #[repr(C)]

@@ -53,7 +53,7 @@ layouts! {
     fdm_ranks_forecast 448 8 { struct_bytes 0 algorithm 4 ranks 8 head_ranks 12 num_sets 16 from_model 20 seconds 24 one_rank_seconds 32 imbalance 40 reason 48 }
     fdm_message 24 8 { peer 0 reserved 4 memory 8 bytes 16 }
     fdm_communicator 64 8 { struct_bytes 0 ranks 4 rank 8 device_type 12 context 16 exchange 24 share 32 poll 40 abort 48 broken 56 reserved 60 }
-    fdm_ranks_options 40 8 { struct_bytes 0 rank 4 algorithm 8 all_keys 12 num_threads 16 other_kernel 20 head_ranks 24 reserved 28 memory_bytes 32 }
+    fdm_ranks_options 40 8 { struct_bytes 0 rank 4 algorithm 8 all_keys 12 num_threads 16 other_kernel 20 head_ranks 24 sm_margin 28 memory_bytes 32 }
     fdm_ranks_plan_info 336 8 { struct_bytes 0 ranks 4 rank 8 algorithm 12 num_sets 16 num_calls 20 rows 24 keys 32 keys_fetched 40 bytes_received 48 bytes_sent 56 workspace_bytes 64 choice 72 reason 136 }
 }
 values! {
