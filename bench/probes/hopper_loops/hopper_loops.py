@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs a bare loop and prints the clocks of a step: hopper_loops.py [--steps N] [--json FILE] LOOP...
 
-Each cubin lies in --cubins, where hopper_loops.sh puts it. --emulate compiles the loop's text by the stand-in of NVRTC and runs
-few steps of a cluster on the emulated device of tests/emulator, which reports deadlocks and races.
+Each cubin lies in --cubins, where hopper_loops.sh puts it. --emulate compiles the loop's text by the stand-in of NVRTC
+and runs few steps of a cluster on the emulated device of tests/emulator, which reports deadlocks and races.
 """
 
 import argparse
@@ -44,8 +44,19 @@ for names, facts in (
 class Params(ctypes.Structure):
     """struct loop_params of loops.cuh."""
 
-    _fields_ = [("maps", c_uint64 * 32), ("time", c_uint64), ("out", c_uint64), ("dq", c_uint64), ("rows", c_uint64), ("scale", c_float),
-                ("steps", c_int), ("heads", c_int), ("tokens", c_int), ("stagger", c_int), ("padding", c_int * 3)]
+    _fields_ = [
+        ("maps", c_uint64 * 32),
+        ("time", c_uint64),
+        ("out", c_uint64),
+        ("dq", c_uint64),
+        ("rows", c_uint64),
+        ("scale", c_float),
+        ("steps", c_int),
+        ("heads", c_int),
+        ("tokens", c_int),
+        ("stagger", c_int),
+        ("padding", c_int * 3),
+    ]
 
 
 class Cluster(ctypes.Structure):
@@ -108,7 +119,7 @@ def gaussians(count):
     inverse = [statistics.NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)]
     words = [array.array("I", array.array("f", [x]).tobytes())[0] + 0x8000 >> 16 for x in inverse]
     state = 1
-    for _ in range(min(count, 1 << 20)):
+    for _ in range(min(count, 1 << 18)):
         state = (state * 6364136223846793005 + 1442695040888963407) & (1 << 64) - 1
         table.append(words[state >> 52])
     while len(table) < count:
@@ -160,7 +171,8 @@ def run(driver, options, name):
     attribute = Cluster(4, 0, (c_uint * 16)(blocks, 1, 1))
     config = Config((c_uint * 3)(grid, 1, 1), (c_uint * 3)(threads, 1, 1), shared, None, ctypes.addressof(attribute), 1)
     most = 1 if options.emulate else 4
-    data = [driver.upload(gaussians(most * tokens * w)) for w in (width, width_v)]
+    values = gaussians(most * tokens * max(width, width_v))
+    data = [driver.upload(values[: 2 * most * tokens * w]) for w in (width, width_v)]
     stats = driver.upload(array.array("f", [4.0] * tokens).tobytes())
     space = (ctypes.c_char * (2 * ctypes.sizeof(Params)))()
     params = Params.from_buffer(space, -ctypes.addressof(space) % 64)
@@ -192,9 +204,21 @@ def run(driver, options, name):
             continue
         middle, slowest = (statistics.median(c[i] for c in clocks[2:]) / options.steps for i in (0, 1))
         rate = flops * grid * options.steps / statistics.median(times[2:]) / 1e9
-        results.append({"loop": name, "heads": heads, "stagger": stagger, "clocks": round(middle), "slowest": round(slowest),
-                        "floor": floor, "tensor": flops // PEAK, "prediction": prediction, "limit": limit,
-                        "of_peak": round(flops / PEAK / middle, 3), "tflops": round(rate, 1)})
+        results.append(
+            {
+                "loop": name,
+                "heads": heads,
+                "stagger": stagger,
+                "clocks": round(middle),
+                "slowest": round(slowest),
+                "floor": floor,
+                "tensor": flops // PEAK,
+                "prediction": prediction,
+                "limit": limit,
+                "of_peak": round(flops / PEAK / middle, 3),
+                "tflops": round(rate, 1),
+            }
+        )
         print(f"{name:20} heads {heads} stagger {stagger}: {middle:6.0f} clk a step, slowest block {slowest:6.0f}; "
               f"tensor {flops // PEAK}, shared memory {floor}, predicted {prediction}, limit {limit}; "
               f"{100 * flops / PEAK / middle:4.1f} % of peak, {rate:5.0f} TFLOPS", flush=True)
