@@ -240,7 +240,7 @@ template <int CHUNKS> struct forward_loop {
         cluster_sync();
         if (threadIdx.x < 256) {
             setmaxnreg_inc<240>();
-            w = threadIdx.x / 128;
+            w = uniform(threadIdx.x / 128);
             own();
         } else {
             setmaxnreg_dec<24>();
@@ -253,11 +253,11 @@ template <int CHUNKS> struct forward_loop {
 
 extern "C" __global__ void __launch_bounds__(384, 1) forward_512_ring8(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     forward_loop<8>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(384, 1) forward_512_ring9(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     forward_loop<9>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }

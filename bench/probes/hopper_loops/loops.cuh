@@ -26,12 +26,17 @@ struct loop_params {
     int steps, heads, tokens, stagger;
 };
 
+/* A number that is the same in a warp's lanes, as the assembler knows then: descriptors of products want uniform
+ * registers. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
 /* ---- waits ---- */
 
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
 #ifdef __CUDACC_RTC__
     mbarrier_wait(barrier, parity);
 #else
+#    pragma unroll 1
     for (int i = 0; i < 400000; i++) {
         uint32_t done;
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"

@@ -249,7 +249,7 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
             st_shared_16(base + DS + i, 0, 0, 0, 0); /* LATE: of the step before the first */
         fence_proxy_async();
         __syncthreads();
-        const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+        const int warpgroup = uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
         if (warpgroup == 0) {
             setmaxnreg_dec<24>();
             if (threadIdx.x % 32 == 0 && warp == 0)

@@ -380,7 +380,7 @@ template <int D, int DV, bool BY_COLUMNS, int PARTS, int CUT> struct pair_loop {
             init();
         __syncthreads();
         cluster_sync();
-        const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32;
+        const int warpgroup = uniform(threadIdx.x / 128), warp = threadIdx.x % 128 / 32;
         if (warpgroup < 2) { /* one instruction for both: ptxas ignores two */
             setmaxnreg_inc<MAKER_REGISTERS>();
             if (warpgroup == 0)
@@ -406,31 +406,31 @@ template <int D, int DV, bool BY_COLUMNS, int PARTS, int CUT> struct pair_loop {
 
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair_loop<256, 256, true, 1, WHOLE>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256_parts(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair_loop<256, 256, true, 2, WHOLE>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256_no_additions(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair_loop<256, 256, true, 2, NO_ADDITIONS>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_256_no_dq(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair_loop<256, 256, true, 2, NO_DQ>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_192_128(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair_loop<192, 128, false, 1, WHOLE>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }
 extern "C" __global__ void __launch_bounds__(512, 1) pair_192_128_no_additions(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair_loop<192, 128, false, 1, NO_ADDITIONS>{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }

@@ -232,7 +232,7 @@ struct pair128 {
         fence_proxy_async();
         __syncthreads();
         cluster_sync();
-        const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+        const int warpgroup = uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
         if (warpgroup == 0) {
             setmaxnreg_dec<24>();
             if (threadIdx.x == 0)
@@ -251,6 +251,6 @@ struct pair128 {
 
 extern "C" __global__ void __launch_bounds__(384, 1) pair_128(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank();
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank());
     pair128{a, base, mapa_shared(base, rank ^ 1), rank}.run();
 }

@@ -210,7 +210,8 @@ template <int role> struct roles_loop {
 
 extern "C" __global__ void __launch_bounds__(384, 1) roles_512(const __grid_constant__ loop_params a) {
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t base = shared_address(shared), rank = cluster_ctarank(), other = mapa_shared(base, rank ^ 1);
+    const uint32_t base = shared_address(shared), rank = uniform(cluster_ctarank()),
+                   other = mapa_shared(base, rank ^ 1);
     if (threadIdx.x == 0) {
         mbarrier_init(base + KEPT_FULL, 1);
         for (int n = 0; n < CHUNKS; n++) {
@@ -229,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) roles_512(const __grid_cons
     }
     __syncthreads();
     cluster_sync();
-    const int w = threadIdx.x / 128;
+    const int w = uniform(threadIdx.x / 128);
     if (threadIdx.x < 256) {
         setmaxnreg_inc<240>();
         if (rank == 0)
