@@ -207,6 +207,8 @@ extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
             const uint32_t seen = look_at_blocks(a, s, of_head, row_tile, key_word);
             words = {words.seen & seen, words.full & seen, words.dense & seen};
         }
+        if (s.seqlen_k % TILE) /* rows see no key behind the sequence's last one */
+            words.full &= ~run_of_bits(key_word, s.seqlen_k / TILE, s.seqlen_k / TILE + 1);
         if (lane == 0 && row_tile < a.plan.row_tiles) {
             const int64_t at = ((int64_t)of_head * a.plan.row_tiles + row_tile) * a.plan.key_words + key_word;
             a.plan.seen[at] = words.seen;

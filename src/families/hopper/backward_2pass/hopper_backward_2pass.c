@@ -28,9 +28,12 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){.parts = parameters_of(plan).PARTS, .in_turn = parameters_of(plan).IN_TURN};
 }
 
-/* Tiles are walked by the tile plan; and keys that lie scattered are put in order. */
+/* Tiles are walked by the tile plan; and keys that lie scattered are put in order, where the plan has the batches and
+ * heads of their intervals. */
 static int is_planned(const fdm_problem *p) { return gpu_lists_keys(p) || p->has_row_intervals; }
-static int may_sort(const fdm_problem *p) { return p->has_intervals && !p->varlen && !p->has_row_intervals; }
+static int may_sort(const fdm_problem *p) {
+    return p->has_intervals && !p->varlen && !p->has_row_intervals && !p->has_mask;
+}
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs =
