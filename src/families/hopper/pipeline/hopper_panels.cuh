@@ -21,10 +21,10 @@ __device__ __forceinline__ void load_panels(uint32_t to, const struct cuda_tenso
 
 /* The n-th operand of a product that sums over columns, 16 at a time; over rows. */
 template <int rows> __device__ __forceinline__ uint64_t by_columns(const panels<rows> &matrix, int n) {
-    return wgmma_descriptor(matrix.columns_16(n), 0);
+    return wgmma_descriptor(matrix.at, 0) + ((matrix.columns_16(n) - matrix.at) >> 4);
 }
 template <int rows> __device__ __forceinline__ uint64_t by_rows(const panels<rows> &matrix, int n) {
-    return wgmma_descriptor(matrix.rows_16(n), panels<rows>::BYTES);
+    return wgmma_descriptor(matrix.at, panels<rows>::BYTES) + ((matrix.rows_16(n) - matrix.at) >> 4);
 }
 
 #endif
