@@ -228,8 +228,8 @@ static void parameters_have_the_names_of_the_kernels_list(void **state) {
     write_plan(&plan, text);
     snprintf(expected, sizeof expected,
              "\"parameters\": {\"SPLITS\": %d, \"STAGES\": %d, \"MERGE\": %d, \"EARLY\": %d, \"WARPS\": %d, "
-             "\"ROW_GROUPS\": %d, \"ORDERED\": %d}, ",
-             p[0], p[1], p[2], p[3], p[4], p[5], p[6]);
+             "\"ROW_GROUPS\": %d, \"ORDERED\": %d, \"APPENDS\": %d}, ",
+             p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]);
     char *found = strstr(text, expected);
     assert_true(found && p[0] > 1);
     assert_int_equal(fdm_plan_from_json(text, strlen(text), &read), FDM_OK);
@@ -238,15 +238,17 @@ static void parameters_have_the_names_of_the_kernels_list(void **state) {
     /* the same at the end, after the kernel and in another order, and before it */
     static char moved[JSON_MAX];
     snprintf(moved, sizeof moved,
-             "{\"parameters\": {\"ORDERED\": %d, \"ROW_GROUPS\": %d, \"WARPS\": %d, \"EARLY\": %d, \"MERGE\": %d, "
+             "{\"parameters\": {\"APPENDS\": %d, \"ORDERED\": %d, \"ROW_GROUPS\": %d, \"WARPS\": %d, \"EARLY\": %d, "
+             "\"MERGE\": %d, "
              "\"STAGES\": %d, \"SPLITS\": %d}, %.*s%s",
-             p[6], p[5], p[4], p[3], p[2], p[1], p[0], (int)(found - text - 1), text + 1, found + strlen(expected));
+             p[7], p[6], p[5], p[4], p[3], p[2], p[1], p[0], (int)(found - text - 1), text + 1,
+             found + strlen(expected));
     assert_int_equal(fdm_plan_from_json(moved, strlen(moved), &read), FDM_OK);
     assert_memory_equal(&plan, &read, sizeof plan);
 
     /* eight values without names, as plans were written once */
-    snprintf(moved, sizeof moved, "%.*s\"parameters\": [%d, %d, %d, %d, %d, %d, %d, 0], %s", (int)(found - text), text,
-             p[0], p[1], p[2], p[3], p[4], p[5], p[6], found + strlen(expected));
+    snprintf(moved, sizeof moved, "%.*s\"parameters\": [%d, %d, %d, %d, %d, %d, %d, %d], %s", (int)(found - text), text,
+             p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], found + strlen(expected));
     assert_int_equal(fdm_plan_from_json(moved, strlen(moved), &read), FDM_OK);
     assert_memory_equal(&plan, &read, sizeof plan);
 }
@@ -258,10 +260,10 @@ static void wrong_parameters_are_refused_with_a_sentence(void **state) {
     } cases[] = {
         {"{\"SPLITS\": 2}", "lacks the parameter 'STAGES'"},
         {"{\"SPLITS\": 2, \"STAGES\": 2, \"MERGE\": 1, \"EARLY\": 0, \"WARPS\": 4, \"ROW_GROUPS\": 1, "
-         "\"ORDERED\": 0, \"TILE\": 1}",
+         "\"ORDERED\": 0, \"APPENDS\": 0, \"TILE\": 1}",
          "twice, or one that 'mma.decode' does not have"},
         {"{\"SPLITS\": 2, \"STAGES\": 2, \"MERGE\": 1, \"EARLY\": 0, \"WARPS\": 4, \"ROW_GROUPS\": 1, "
-         "\"ORDERED\": 0, \"SPLITS\": 2}",
+         "\"ORDERED\": 0, \"APPENDS\": 0, \"SPLITS\": 2}",
          "twice, or one that"},
         {"{\"SPLITS\": 3000000000, \"STAGES\": 2, \"MERGE\": 1, \"EARLY\": 0, \"WARPS\": 4, \"ROW_GROUPS\": 1}",
          "no 32-bit integer for the parameter 'SPLITS'"},

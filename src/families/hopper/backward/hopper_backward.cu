@@ -142,7 +142,6 @@ __device__ __forceinline__ row_panels dout_of(uint32_t base, int step) {
     return {base + DOUT_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * DOUT_BYTES};
 }
 __device__ __forceinline__ row_panels ds_of(uint32_t base, int step) { return {ds_ring(base).tile(step)}; }
-/* The part of a step's lse that float32 has rounded away. */
 /* lse of a step's rows comes with Q; delta follows it in memory and comes with dO. */
 __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 8;
@@ -150,6 +149,7 @@ __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
 __device__ __forceinline__ uint32_t delta_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + stage_barriers<DOUT_STAGES>::stage(step) * BLOCK_M * 8 + BLOCK_M * 4;
 }
+/* The part of a step's lse that float32 has rounded away. */
 __device__ __forceinline__ uint32_t low_of(uint32_t base, int step) {
     return base + LOW_OFFSET + stage_barriers<STAGES>::stage(step) * BLOCK_M * 4;
 }

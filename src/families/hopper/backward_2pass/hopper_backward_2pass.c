@@ -28,12 +28,9 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){.parts = parameters_of(plan).PARTS, .in_turn = parameters_of(plan).IN_TURN};
 }
 
-/* Tiles are walked by the tile plan; and keys that lie scattered are put in order, where the plan has the batches and
- * heads of their intervals. */
+/* Tiles are walked by the tile plan; and keys that lie scattered are put in order. */
 static int is_planned(const fdm_problem *p) { return gpu_lists_keys(p) || p->has_row_intervals; }
-static int may_sort(const fdm_problem *p) {
-    return p->has_intervals && !p->varlen && !p->has_row_intervals && !p->has_mask;
-}
+static int may_sort(const fdm_problem *p) { return p->has_intervals && !p->varlen && !p->has_row_intervals; }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs =
@@ -67,6 +64,8 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
     }
     if (is_planned(p) && (p->has_bias || gpu_mask_rows(p) || !tile_plan_possible(p)))
         return "there are no biases, and no masks with rows, beside intervals or masks of keys";
+    if (p->has_intervals && p->has_mask)
+        return "there are no masks beside intervals";
     if ((p->has_intervals && p->interval_heads > p->heads_kv) ||
         (p->has_row_intervals && p->row_interval_heads > p->heads_kv))
         return "query heads that share keys have intervals of their own";
