@@ -112,7 +112,7 @@ def run_compiled(rank, ranks):
     close(attend(*mine), cp.flash_dmattn_func(*mine), "without gradients")
     torch.library.opcheck(
         torch.ops.flash_dmattn.over_ranks.default,
-        (*(each.clone().requires_grad_() for each in mine), *[None] * 10, cp._number, 0, 0, None, True, 0.0, -1, -1, False, False),
+        (*(each.clone().requires_grad_() for each in mine), *[None] * 10, cp._number, 0, 0, None, True, 0.0, -1, -1, False, False, 0),
     )
 
 

@@ -143,13 +143,13 @@ def test_the_extension_takes_capsules_and_producers():
 
     q = torch.randn(1, 4, 2, 8)
     out = torch.empty_like(q)
-    settings = (0, 0, None, False, 0.0, -1, -1, False, False, 1, _arguments.forced_family, None, False)
+    settings = (0, 0, None, False, 0.0, -1, -1, False, False, 0, 1, _arguments.forced_family, None, False)
     tensors = (Producer(q), q.__dlpack__(), q, *[None] * 10, Producer(out), None, None)
     _native.forward(*tensors, *settings)
     assert torch.equal(out, flash_dmattn_func(q, q, q))
     with pytest.raises(TypeError, match="is not a tensor"):
         _native.forward(3, *tensors[1:], *settings)
-    with pytest.raises(TypeError, match="29 arguments are needed"):
+    with pytest.raises(TypeError, match="30 arguments are needed"):
         _native.forward(q)
 
 

@@ -63,7 +63,7 @@ def test_refusals():
     (q, k, v), packing = inputs()
     with pytest.raises(RuntimeError, match="query has 4 heads and key 2: write enable_gqa=True"):
         varlen_attn(q, k, v, *packing)
-    with pytest.raises(NotImplementedError, match="cache calls are forward only"):
+    with pytest.raises(ValueError, match="key_cache has 3 axes; it needs 4"):
         varlen_attn(q, k, v, *packing, enable_gqa=True, block_table=packing[0])
     with pytest.raises(ValueError, match="cu_seq_k is None"):
         varlen_attn(q, k, v, packing[0], None, 6, 7, enable_gqa=True)

@@ -240,7 +240,7 @@ def test_gradients_of_keys_are_added_without_rounding(dtype):
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(2, 70, heads, 16).to(dtype) for heads in (4, 2, 2, 4))
     results = _engine.new_results(q, v, False)
-    settings = (0, 0, None, True, 0.0, -1, -1, False, False)
+    settings = (0, 0, None, True, 0.0, -1, -1, False, False, 0)
     _engine.forward(_engine.Operands(q, k, v), results, settings)
     plain, wide = torch.empty_like(k), torch.empty_like(k)
     more = [None] * 2

@@ -108,7 +108,7 @@ def test_intervals():
 
 def test_operators_say_the_same():
     with pytest.raises(ValueError, match="softcap is -1"):
-        torch.ops.flash_dmattn.forward(Q, Q, Q, *[None] * 10, 0, 0, None, False, -1.0, -1, -1, False, False)
+        torch.ops.flash_dmattn.forward(Q, Q, Q, *[None] * 10, 0, 0, None, False, -1.0, -1, -1, False, False, 0)
 
 
 def test_varlen():

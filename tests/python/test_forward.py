@@ -136,7 +136,7 @@ def test_float64_runs_on_the_reference_family():
 
     q = torch.randn(1, 3, 1, 4, dtype=torch.float64)
     none = [None] * 10
-    plan = _native.plan(q, q, q, *none, torch.empty_like(q), None, None, 0, 0, None, False, 0.0, -1, -1, False, False, 1, None, None, False)
+    plan = _native.plan(q, q, q, *none, torch.empty_like(q), None, None, 0, 0, None, False, 0.0, -1, -1, False, False, 0, 1, None, None, False)
     assert plan[0] == "reference"
 
 

@@ -6,7 +6,7 @@ from conftest import assert_close, call, random_problem, truth
 from flash_dmattn import _arguments, _fields, flash_dmattn_func, flash_dmattn_varlen_func, masks
 
 NO_EXTRAS = (None,) * (len(_fields.INPUTS) - 3)
-SETTINGS = (0, 0, None, True, 0.0, -1, -1, False, False)
+SETTINGS = (0, 0, None, True, 0.0, -1, -1, False, False, 0)
 
 
 def inputs(**keywords):
@@ -19,7 +19,7 @@ def test_settings_lie_in_the_order_of_the_extension():
     settings = _arguments.settings_of(0.5, None, True, 2.0, True, (3, 4), 5, 6, True)
     assert dict(zip(_fields.SETTING, settings, strict=True)) == {
         "max_seqlen_q": 5, "max_seqlen_k": 6, "softmax_scale": 0.5, "causal": True, "softcap": 2.0, "window_left": 3,
-        "window_right": 4, "deterministic": True, "lse_without_sink": True,
+        "window_right": 4, "deterministic": True, "lse_without_sink": True, "mask_plan": 0,
     }
 
 
@@ -29,7 +29,7 @@ def test_opcheck_forward():
     mask = torch.rand(2, 1, 6, 7) < 0.8
     operator = torch.ops.flash_dmattn.forward.default
     torch.library.opcheck(operator, (q, k, v, *NO_EXTRAS, *SETTINGS))
-    torch.library.opcheck(operator, (q, k, v, mask, bias, *NO_EXTRAS[2:], 0, 0, 0.3, True, 2.0, 3, -1, True, False))
+    torch.library.opcheck(operator, (q, k, v, mask, bias, *NO_EXTRAS[2:], 0, 0, 0.3, True, 2.0, 3, -1, True, False, 0))
     torch.library.opcheck(
         operator, (q.detach().transpose(1, 2).contiguous().transpose(1, 2), k, v, *NO_EXTRAS, *SETTINGS)
     )

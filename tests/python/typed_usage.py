@@ -71,6 +71,7 @@ def mask_functions() -> None:
         assert_type(masks.intervals_from_mask(dense), Optional[masks.KeyIntervals])
         masks.mask_blocks(dense, 2, 2)
     blocks = masks.blocks_from_lists(torch.ones(1, 1, 1).int(), torch.zeros(1, 1, 1, 1).int(), 1)
+    flash_dmattn_func(q, k, v, mask_plan=masks.MaskPlan(q, k, is_causal=True))
     flash_dmattn_func(q, k, v, block_mask=blocks, row_intervals=masks.rule_row_intervals(torch.zeros(1, 6).int()))
     start, end = masks.from_flex_ranges(torch.ones(1, 1, 6).int())
     flex = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 6, 6, device="cpu")

@@ -21,7 +21,7 @@ _NAMES = ("query", "key", "value", "attn_mask", "attn_bias", "sink", "windows", 
 _TENSORS = ", ".join(f"Tensor{'' if number < 3 else '?'} {name}" for number, name in enumerate(_NAMES))
 _SETTINGS = (
     "int number, int max_seqlen_q, int max_seqlen_k, float? softmax_scale, bool causal, float softcap, int left, int right, "
-    "bool deterministic, bool lse_without_sink"
+    "bool deterministic, bool lse_without_sink, int mask_plan"
 )
 # Of these inputs there are gradients, in the order of GRADIENTS.
 _SOURCES = (0, 1, 2, 4, 5)
