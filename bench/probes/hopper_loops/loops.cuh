@@ -116,6 +116,19 @@ __device__ __forceinline__ void make_p(float (&s)[32], uint32_t (&p)[4][4], floa
             p[n][e] = cvt_bf16x2(s[8 * n + 2 * e], s[8 * n + 2 * e + 1]);
     }
 }
+/* dS^T = P^T (dP^T - delta), as an operand. */
+__device__ __forceinline__ void make_ds(uint32_t (&g)[4][4], const float (&s)[32], const float (&dp)[32],
+                                        uint32_t delta) {
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const four x = row_stats(delta, n);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = 8 * n + 2 * e;
+            g[n][e] = cvt_bf16x2(s[at] * (dp[at] - x.x[e / 2 * 2]), s[at + 1] * (dp[at + 1] - x.x[e / 2 * 2 + 1]));
+        }
+    }
+}
 /* dS^T into [rows][64 keys] at `ds`, as the left operand of dQ. */
 __device__ __forceinline__ void store_ds(uint32_t ds, const uint32_t (&g)[4][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -125,6 +138,23 @@ __device__ __forceinline__ void store_ds(uint32_t ds, const uint32_t (&g)[4][4])
         const uint32_t r[4] = {g[n][0], g[n][2], g[n][1], g[n][3]};
         stmatrix_x4_trans(ds + row * 128 + ((c ^ (row & 7)) * 16), r);
     }
+}
+
+/* ---- head dim 128: 64 of a block's 128 keys and 64 rows ---- */
+
+/* S^T or dP^T, of keys and rows. */
+__device__ __forceinline__ void multiply_keys(float (&s)[32], uint32_t keys, uint32_t rows) {
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        wgmma_m64k16<false, 0>(s, columns<128>(keys, k), columns(rows, k), k > 0);
+    wgmma_commit_group();
+}
+/* dK or dV += the operand times rows. */
+__device__ __forceinline__ void add_rows(float (&d)[64], const uint32_t (&g)[4][4], uint32_t rows) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_m64k16<false, 1>(d, g[k], rows_of(rows, k), true);
+    wgmma_commit_group();
 }
 
 /* ---- work ---- */

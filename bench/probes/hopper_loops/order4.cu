@@ -51,18 +51,6 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
 
     /* ---- the warpgroups that own keys ---- */
 
-    __device__ __forceinline__ void multiply(float (&s)[32], uint32_t keys, uint32_t rows) const {
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            wgmma_m64k16<false, 0>(s, columns<128>(keys, k), columns(rows, k), k > 0);
-        wgmma_commit_group();
-    }
-    __device__ __forceinline__ void add_product(float (&d)[64], const uint32_t (&g)[4][4], uint32_t right) const {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            wgmma_m64k16<false, 1>(d, g[k], rows_of(right, k), true);
-        wgmma_commit_group();
-    }
     /* Columns 64w.. of dS K, over both warpgroups' keys. */
     __device__ __forceinline__ void multiply_ds(float (&x)[32], int i, int w) const {
 #pragma unroll
@@ -71,19 +59,8 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
                                    k > 0);
         wgmma_commit_group();
     }
-    /* dS^T = P^T (dP^T - delta) */
-    __device__ __forceinline__ void make_ds(uint32_t (&g)[4][4], const float (&s)[32], const float (&dp)[32],
-                                            int i) const {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const four x = row_stats(base + ROWS + (i & 1) * ROWS_BYTES + ROWS_BYTES / 2, n);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int at = 8 * n + 2 * e;
-                g[n][e] = cvt_bf16x2(s[at] * (dp[at] - x.x[e / 2 * 2]), s[at + 1] * (dp[at + 1] - x.x[e / 2 * 2 + 1]));
-            }
-        }
-    }
+    __device__ __forceinline__ uint32_t lse_of(int i) const { return base + ROWS + (i & 1) * ROWS_BYTES; }
+    __device__ __forceinline__ uint32_t delta_of(int i) const { return lse_of(i) + ROWS_BYTES / 2; }
     __device__ __forceinline__ void stage(const float (&x)[32], int i, int w) const {
         const int buffer = w * 2 + (i & 1);
 #pragma unroll
@@ -104,14 +81,14 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
         if (SKEW == 2)
             barrier_sync(2 + w, 256);
         wgmma_fence();
-        multiply(s, base + K + w * 8192, q);
-        multiply(d, base + V + w * 8192, dout);
+        multiply_keys(s, base + K + w * 8192, q);
+        multiply_keys(d, base + V + w * 8192, dout);
         wgmma_wait_group<1>(s);
-        make_p(s, p, a.scale, base + ROWS + (i & 1) * ROWS_BYTES);
+        make_p(s, p, a.scale, lse_of(i));
         wgmma_fence();
-        add_product(dv, p, dout);
+        add_rows(dv, p, dout);
         wgmma_wait_group<1>(d);
-        make_ds(g, s, d, i);
+        make_ds(g, s, d, delta_of(i));
         if (LATE)
             barrier_sync(DS_EMPTY + w * 2 + (i & 1), 256);
         store_ds(base + DS + (i & 1) * 16384 + w * 8192, g);
@@ -123,7 +100,7 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
             barrier_sync(1, 256);
         wgmma_fence();
         multiply_ds(d, LATE ? i + 1 : i, w);
-        add_product(dk, g, q);
+        add_rows(dk, g, q);
         if (SKEW == 2)
             barrier_arrive(3 - w, 256);
         wgmma_wait_group<1>(d);
@@ -142,28 +119,28 @@ template <bool LATE, int SKEW, bool ADDS = true, bool EARLY = false> struct orde
         wait(base + FULL + (i & 1) * 8, i >> 1 & 1);
         wait(base + DQ_EMPTY + (w * 2 + (i & 1)) * 8, (i >> 1 & 1) ^ 1);
         wgmma_fence();
-        multiply(s, base + K + w * 8192, q);
+        multiply_keys(s, base + K + w * 8192, q);
         barrier_sync(DS_FULL + (w ^ 1) * 2 + (i & 1 ^ 1), 256);
         wgmma_fence();
         multiply_ds(d, i + 1, w);
         wgmma_wait_group<1>(s);
-        make_p(s, p, a.scale, base + ROWS + (i & 1) * ROWS_BYTES);
+        make_p(s, p, a.scale, lse_of(i));
         wgmma_fence();
-        add_product(dv, p, dout);
+        add_rows(dv, p, dout);
         wgmma_wait_group<1>(d);
         barrier_arrive(DS_EMPTY + (w ^ 1) * 2 + (i & 1 ^ 1), 256);
         stage(d, i, w);
         wgmma_fence();
-        multiply(d, base + V + w * 8192, dout);
+        multiply_keys(d, base + V + w * 8192, dout);
         wgmma_wait_group<0>(d);
         pin(dv);
-        make_ds(g, s, d, i);
+        make_ds(g, s, d, delta_of(i));
         barrier_sync(DS_EMPTY + w * 2 + (i & 1), 256);
         store_ds(base + DS + (i & 1) * 16384 + w * 8192, g);
         fence_proxy_async();
         barrier_arrive(DS_FULL + w * 2 + (i & 1), 256);
         wgmma_fence();
-        add_product(dk, g, q);
+        add_rows(dk, g, q);
         wgmma_wait_group<0>(dk);
         arrive_warp(base + EMPTY + (i & 1) * 8);
     }

@@ -52,18 +52,6 @@ struct pair128 {
 
     /* ---- the warpgroups that own keys ---- */
 
-    __device__ __forceinline__ void multiply(float (&s)[32], uint32_t keys, uint32_t rows) const {
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            wgmma_m64k16<false, 0>(s, columns<128>(keys, k), columns(rows, k), k > 0);
-        wgmma_commit_group();
-    }
-    __device__ __forceinline__ void add_product(float (&d)[64], const uint32_t (&g)[4][4], uint32_t right) const {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            wgmma_m64k16<false, 1>(d, g[k], rows_of(right, k), true);
-        wgmma_commit_group();
-    }
     __device__ __forceinline__ void multiply_ds(float (&x)[32], int w) const {
 #pragma unroll
         for (int k = 0; k < 16; k++)
@@ -71,18 +59,8 @@ struct pair128 {
                                    rows_of<128>(base + (k < 8 ? K : PEER_K) + w * 16384, k % 8), k > 0);
         wgmma_commit_group();
     }
-    __device__ __forceinline__ void make_ds(uint32_t (&g)[4][4], const float (&s)[32], const float (&dp)[32],
-                                            int i) const {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const four x = row_stats(base + ROWS + (i & 1) * ROWS_BYTES + ROWS_BYTES / 2, n);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int at = 8 * n + 2 * e;
-                g[n][e] = cvt_bf16x2(s[at] * (dp[at] - x.x[e / 2 * 2]), s[at + 1] * (dp[at + 1] - x.x[e / 2 * 2 + 1]));
-            }
-        }
-    }
+    __device__ __forceinline__ uint32_t lse_of(int i) const { return base + ROWS + (i & 1) * ROWS_BYTES; }
+    __device__ __forceinline__ uint32_t delta_of(int i) const { return lse_of(i) + ROWS_BYTES / 2; }
     /* 32 columns of the sums; `use`: how often this was done before. */
     template <int half> __device__ __forceinline__ void stage(const float (&x)[32], int use, int w) const {
         wait(base + DQ_EMPTY + w * 8, (use & 1) ^ 1);
@@ -103,14 +81,14 @@ struct pair128 {
         uint32_t p[4][4], g[4][4];
         wait(base + FULL + (i & 1) * 8, i >> 1 & 1);
         wgmma_fence();
-        multiply(s, base + K + w * 8192, q);
-        multiply(d, base + V + w * 8192, dout);
+        multiply_keys(s, base + K + w * 8192, q);
+        multiply_keys(d, base + V + w * 8192, dout);
         wgmma_wait_group<1>(s);
-        make_p(s, p, a.scale, base + ROWS + (i & 1) * ROWS_BYTES);
+        make_p(s, p, a.scale, lse_of(i));
         wgmma_fence();
-        add_product(dv, p, dout);
+        add_rows(dv, p, dout);
         wgmma_wait_group<1>(d);
-        make_ds(g, s, d, i);
+        make_ds(g, s, d, delta_of(i));
         if (MINE) {
             barrier_sync(DS_EMPTY + w, 256);
             store_ds(base + DS + w * 8192, g);
@@ -128,7 +106,7 @@ struct pair128 {
             wgmma_fence();
             multiply_ds(d, w);
         }
-        add_product(dk, g, q);
+        add_rows(dk, g, q);
         if (!MINE) {
             wgmma_wait_group<1>(d);
             pin(dv);
