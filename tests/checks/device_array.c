@@ -73,6 +73,7 @@ void array_release(struct device_array *a) {
 void array_set(struct device_array *a, int64_t index, double value) {
     char *p = element(a, a->host, index);
     switch (a->dtype) {
+    case FDM_INT32: *(int32_t *)(void *)p = (int32_t)value; break;
     case FDM_FLOAT32: *(float *)(void *)p = (float)value; break;
     case FDM_FLOAT16: *(uint16_t *)(void *)p = float_to_float16((float)value); break;
     case FDM_BFLOAT16: *(uint16_t *)(void *)p = float_to_bfloat16((float)value); break;
@@ -83,6 +84,7 @@ void array_set(struct device_array *a, int64_t index, double value) {
 double array_get(const struct device_array *a, int64_t index) {
     const char *p = element(a, a->host, index);
     switch (a->dtype) {
+    case FDM_INT32: return *(const int32_t *)(const void *)p;
     case FDM_FLOAT32: return *(const float *)(const void *)p;
     case FDM_FLOAT16: return float16_to_float(*(const uint16_t *)(const void *)p);
     case FDM_BFLOAT16: return bfloat16_to_float(*(const uint16_t *)(const void *)p);

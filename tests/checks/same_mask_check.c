@@ -3,7 +3,7 @@
  * the order of sums and where numbers are rounded to 16 bits. */
 #include <math.h>
 
-#include "base/half.h"
+#include "device_array.h"
 #include "device_check.h"
 #include "subjects.h"
 
@@ -20,35 +20,7 @@ struct scene {
 };
 enum { DOCUMENTS, PREFIX, BAND, NUM_FORMS };
 
-static struct {
-    int64_t shape[4], elements;
-    fdm_dtype dtype;
-    char *here, *there;
-    fdm_tensor tensor;
-} t[NUM_TENSORS];
-
-static void make(int n, fdm_dtype dtype, int32_t ndim, const int64_t *shape) {
-    t[n].elements = 1;
-    t[n].dtype = dtype;
-    for (int32_t i = 0; i < ndim; i++)
-        t[n].elements *= t[n].shape[i] = shape[i];
-    const size_t bytes = (size_t)(t[n].elements * fdm_dtype_bytes(dtype));
-    if (fdm_memory_allocate(host, bytes, (void **)&t[n].here) || fdm_memory_allocate(cuda, bytes, (void **)&t[n].there))
-        fail("allocating");
-    t[n].tensor = (fdm_tensor){
-        .data = t[n].there, .device = cuda, .ndim = ndim, .dtype = fdm_data_type_of(dtype), .shape = t[n].shape};
-}
-static void move(int n, int up) {
-    const size_t bytes = (size_t)(t[n].elements * fdm_dtype_bytes(t[n].dtype));
-    if (up ? fdm_memory_copy(t[n].there, cuda, t[n].here, host, bytes)
-           : fdm_memory_copy(t[n].here, host, t[n].there, cuda, bytes))
-        fail("copying");
-}
-static double value(int n, int64_t i) {
-    return t[n].dtype == FDM_FLOAT32 ? ((const float *)(const void *)t[n].here)[i]
-                                     : float16_to_float(((const uint16_t *)(const void *)t[n].here)[i]);
-}
-static void set_int(int n, int64_t i, int64_t x) { ((int32_t *)(void *)t[n].here)[i] = (int32_t)x; }
+static struct device_array t[NUM_TENSORS];
 
 static struct scene draw_scene(void) {
     struct scene s = {.batch = 1 + below(2), .heads_kv = 1 + below(2), .form = (int)below(NUM_FORMS)};
@@ -72,24 +44,24 @@ static void fill(const struct scene *s) {
     const int64_t unit = 64 + below(80);
     static const int random[] = {Q, K, V, DOUT};
     for (int n = 0; n < 4; n++)
-        for (int64_t i = 0; i < t[random[n]].elements; i++)
-            ((uint16_t *)(void *)t[random[n]].here)[i] = float_to_float16((float)random_number());
+        for (int64_t i = 0; i < array_elements(&t[random[n]]); i++)
+            array_set(&t[random[n]], i, random_number());
     for (int64_t j = 0; j < s->keys; j++) {
-        set_int(START, j, INT32_MAX);
-        set_int(END, j, 0);
+        array_set(&t[START], j, INT32_MAX);
+        array_set(&t[END], j, 0);
     }
     for (int64_t i = 0; i < s->rows; i++) {
         int64_t start, end;
         keys_of_row(s, unit, i, &start, &end);
-        set_int(ROW_START, i, start);
-        set_int(ROW_END, i, end);
+        array_set(&t[ROW_START], i, start);
+        array_set(&t[ROW_END], i, end);
         for (int64_t j = 0; j < s->keys; j++) {
             const int seen = start <= j && j < end;
-            t[MASK].here[i * s->keys + j] = (char)seen;
-            if (seen && ((const int32_t *)(const void *)t[START].here)[j] > i)
-                set_int(START, j, i);
+            array_set(&t[MASK], i * s->keys + j, seen);
+            if (seen && array_get(&t[START], j) > (double)i)
+                array_set(&t[START], j, i);
             if (seen)
-                set_int(END, j, i + 1);
+                array_set(&t[END], j, i + 1);
         }
     }
 }
@@ -101,15 +73,15 @@ static void make_tensors(const struct scene *s) {
     const int64_t of_keys[3] = {1, 1, s->keys}, of_rows[4] = {1, 1, 1, s->rows};
     static const int like_q[] = {Q, DOUT, OUT, DQ}, like_k[] = {K, V, DK, DV};
     for (int n = 0; n < 4; n++) {
-        make(like_q[n], FDM_FLOAT16, 4, q);
-        make(like_k[n], FDM_FLOAT16, 4, k);
+        array_make(&t[like_q[n]], FDM_FLOAT16, 4, q, NULL, 0);
+        array_make(&t[like_k[n]], FDM_FLOAT16, 4, k, NULL, 0);
     }
-    make(LSE, FDM_FLOAT32, 3, lse);
-    make(MASK, FDM_BOOL, 4, pairs);
-    make(START, FDM_INT32, 3, of_keys);
-    make(END, FDM_INT32, 3, of_keys);
-    make(ROW_START, FDM_INT32, 4, of_rows);
-    make(ROW_END, FDM_INT32, 4, of_rows);
+    array_make(&t[LSE], FDM_FLOAT32, 3, lse, NULL, 0);
+    array_make(&t[MASK], FDM_BOOL, 4, pairs, NULL, 0);
+    array_make(&t[START], FDM_INT32, 3, of_keys, NULL, 0);
+    array_make(&t[END], FDM_INT32, 3, of_keys, NULL, 0);
+    array_make(&t[ROW_START], FDM_INT32, 4, of_rows, NULL, 0);
+    array_make(&t[ROW_END], FDM_INT32, 4, of_rows, NULL, 0);
 }
 
 static int plan_by_tiles(const fdm_device *device, const fdm_problem *problem, fdm_plan *plan) {
@@ -157,8 +129,8 @@ static void run(const struct scene *s, int way, fdm_pass pass, char *kernel, siz
 /* Whether the result of a way is near that of the first: some roundings to 16 bits of the largest number apart. */
 static int is_near(const double *first, int n) {
     double most = 0, apart = 0;
-    for (int64_t i = 0; i < t[n].elements; i++) {
-        const double x = value(n, i);
+    for (int64_t i = 0; i < array_elements(&t[n]); i++) {
+        const double x = array_get(&t[n], i);
         if (isinf(first[i]) || isinf(x)) { /* lse of a row that sees no key */
             if (first[i] != x)
                 return 0;
@@ -182,20 +154,24 @@ static const char *check(const struct options *o, char *about, size_t bytes) {
     make_tensors(&s);
     fill(&s);
     for (int n = 0; n < NUM_TENSORS; n++)
-        move(n, 1);
+        array_upload(&t[n]);
     for (int way = 0; way < NUM_WAYS; way++) {
         run(&s, way, FDM_FORWARD, kernels[way][0], sizeof kernels[way][0]);
         run(&s, way, FDM_BACKWARD, kernels[way][1], sizeof kernels[way][1]);
         for (int n = 0; n < NUM_RESULTS; n++) {
-            move(results[n], 0);
+            if (!array_download(&t[results[n]]) && !*fault)
+                snprintf(fault, sizeof fault, "%s of %s: bytes beside it were written", result_names[n], ways[way]);
             if (way > 0) {
                 if (!*fault && !is_near(first[n], results[n]))
                     snprintf(fault, sizeof fault, "%s of %s differs", result_names[n], ways[way]);
                 continue;
             }
-            first[n] = malloc((size_t)t[results[n]].elements * sizeof(double));
-            for (int64_t i = 0; first[n] && i < t[results[n]].elements; i++)
-                first[n][i] = value(results[n], i);
+            const int64_t elements = array_elements(&t[results[n]]);
+            first[n] = malloc((size_t)elements * sizeof(double));
+            if (!first[n])
+                fail("allocating");
+            for (int64_t i = 0; i < elements; i++)
+                first[n][i] = array_get(&t[results[n]], i);
         }
     }
     const int length =
@@ -207,10 +183,8 @@ static const char *check(const struct options *o, char *about, size_t bytes) {
         snprintf(fault, sizeof fault, "nothing describes it");
     for (int n = 0; n < NUM_RESULTS; n++)
         free(first[n]);
-    for (int n = 0; n < NUM_TENSORS; n++) {
-        fdm_memory_release(host, t[n].here);
-        fdm_memory_release(cuda, t[n].there);
-    }
+    for (int n = 0; n < NUM_TENSORS; n++)
+        array_release(&t[n]);
     return *fault ? fault : NULL;
 }
 
