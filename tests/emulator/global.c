@@ -83,7 +83,7 @@ void emu_red_add(float *at, const float *x, int count, EMU_PLACE) {
         at[i] += x[i];
 }
 /* Counted as an acquire and a release: what kernels use atomic additions for, with a fence beside them. */
-static void atomic_access(unsigned *at, place here) {
+static void atomic_access(void *at, place here) {
     struct thread *t = CURRENT;
     shadow_settle(t);
     if (!emulated_settings_now.check)
@@ -93,37 +93,40 @@ static void atomic_access(unsigned *at, place here) {
     global_release(t->block, at);
 }
 
-unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE) {
+/* 0 where nothing lies there. Then the caller reads and writes 4 bytes, and ends it. */
+static int begin_atomic(void *at, const char *what, place here) {
     const struct block *shared = block_of_window((uintptr_t)at);
-    if (!shared && !global_range(at, 4, "an atomic addition", HERE))
+    if (!shared && !global_range(at, 4, what, here))
         return 0;
-    const unsigned before = *at;
     if (!shared)
-        atomic_access(at, HERE);
-    *at += x;
+        atomic_access(at, here);
+    return 1;
+}
+static void end_atomic(void) {
     progress();
     yield_warp();
+}
+
+unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE) {
+    if (!begin_atomic(at, "an atomic addition", HERE))
+        return 0;
+    const unsigned before = *at;
+    *at += x;
+    end_atomic();
     return before;
 }
 unsigned emu_atomic_cas(unsigned *at, unsigned compare, unsigned x, EMU_PLACE) {
-    const struct block *shared = block_of_window((uintptr_t)at);
-    if (!shared && !global_range(at, 4, "an atomic compare-and-swap", HERE))
+    if (!begin_atomic(at, "an atomic compare-and-swap", HERE))
         return 0;
     const unsigned before = *at;
-    if (!shared)
-        atomic_access(at, HERE);
     *at = before == compare ? x : before;
-    progress();
-    yield_warp();
+    end_atomic();
     return before;
 }
 float emu_atomic_add_float(float *at, float x, EMU_PLACE) {
-    const struct block *shared = block_of_window((uintptr_t)at);
-    if (!shared && !global_range(at, 4, "an atomic addition", HERE))
+    if (!begin_atomic(at, "an atomic addition", HERE))
         return 0;
     const float before = *at;
-    if (!shared)
-        atomic_access((unsigned *)at, HERE);
     *at += x;
     yield_warp();
     return before;
