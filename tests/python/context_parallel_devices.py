@@ -91,12 +91,7 @@ def draw_layout(draw, total, ranks, small):
         return Layout.documents([0, *cuts, total], ranks, block)
     if kind == "balanced":
         return Layout.balanced([Mask(is_causal=True)], ranks, total=total, block=max(block, total // (4 * ranks)))
-    parts = [[] for _ in range(ranks)]
-    ranges = list(zip([0, *cuts], [*cuts, total]))
-    draw.shuffle(ranges)
-    for each in ranges:
-        draw.choice(parts[: draw.randint(1, ranks)]).append(each)
-    return Layout.from_ranges(parts)
+    return worker.draw_ranges(draw, total, ranks, cuts)
 
 
 def draw_cp(draw, problem, ranks, mesh, small):

@@ -18,6 +18,16 @@ from flash_dmattn.context_parallel import ContextParallel, Layout, Mask, RemoteE
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
 
 
+def draw_ranges(draw, total, ranks, cuts):
+    """The ranges between cuts in any order, some ranks empty."""
+    parts = [[] for _ in range(ranks)]
+    ranges = list(zip([0, *cuts], [*cuts, total]))
+    draw.shuffle(ranges)
+    for each in ranges:
+        draw.choice(parts[: draw.randint(1, ranks)]).append(each)
+    return Layout.from_ranges(parts)
+
+
 def draw_layout(draw, total, ranks):
     block = draw.choice([1, 2, 4, 8, 16])
     kind = draw.choice(["contiguous", "zigzag", "documents", "balanced", "ranges"])
@@ -30,12 +40,7 @@ def draw_layout(draw, total, ranks):
         return Layout.documents([0, *cuts, total], ranks, block)
     if kind == "balanced":
         return Layout.balanced([Mask(is_causal=True)], ranks, total=total, block=block)
-    parts = [[] for _ in range(ranks)]  # in any order, some ranks empty
-    ranges = list(zip([0, *cuts], [*cuts, total]))
-    draw.shuffle(ranges)
-    for each in ranges:
-        draw.choice(parts[: draw.randint(1, ranks)]).append(each)
-    return Layout.from_ranges(parts)
+    return draw_ranges(draw, total, ranks, cuts)
 
 
 def draw_cp(draw, layout, layout_k, problem, groups):
