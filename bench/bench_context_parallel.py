@@ -36,7 +36,9 @@ CELLS = [("causal", each) for each in SHAPES] + [(kind, each) for kind in KINDS[
 SMALL = ((256, 4, 2), (512, 4, 4))
 NUM_DOCUMENTS = 12
 FEWEST_REPEATS = 5  # back to back, so that the host runs ahead as in a model of several layers
-BALANCED = 0.035  # a layout whose heaviest rank is less above the mean is as good as another; a window of S / 16 on two: 0.032
+# A layout is balanced where the heaviest rank has so little more work than the mean. A window of S / 16 over two ranks
+# has 0.032.
+BALANCED = 0.035
 
 
 def _falling_lengths(total: int, count: int, longest: int) -> List[int]:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""bench_serving.py: how fast attention on a KV cache is: pages beside a contiguous cache, uneven lengths, windows, sinks,
-prompts, mixed batches, appending, and what a call costs the host.
+"""bench_serving.py: how fast attention on a KV cache is: pages beside a contiguous cache, uneven lengths, windows,
+sinks, prompts, mixed batches, appending, and what a call costs the host.
 
-Keys and values of all cases are views of one pool. Pages are scattered over it, and calls of a way turn from one part of
-it to the next. A CUDA graph holds several calls. The ways of a case are timed in turn, round after round, by events;
-a time is the median a call, in microseconds. Bandwidth counts the bytes of K and V that rows see; the copy of the same
-run counts bytes read and written. One row of two sequences is compared with float32 arithmetic before.
+Keys and values of all cases are views of one pool. Pages are scattered over it, and successive calls read successive
+parts of it, so that no call finds its keys in the second-level cache. A CUDA graph holds several calls. The ways of a
+case are timed round after round, by events. A time is the median of a call, in microseconds. Bandwidth counts the
+bytes of K and V that rows see; the copy of the same run counts bytes read and written. Before it is timed, one row of
+two sequences is compared with float32 arithmetic.
 
 Usage: bench_serving.py [--json FILE] [--only CASE ...] [--rounds N] [--device cuda|cpu] [--commit HASH]
 With --device cpu small shapes run, which proves the program and tells nothing of speed.
