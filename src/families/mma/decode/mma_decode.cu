@@ -123,9 +123,8 @@ static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on th
 
 #include "families/mma/decode/mma_decode_list.cuh"
 #include "families/mma/decode/mma_decode_products.cuh"
-#if APPENDS
-#    include "families/mma/decode/mma_decode_append.cuh"
-#endif
+/* It reads tiles as those do. */
+#include "families/mma/decode/mma_decode_append.cuh"
 
 /* The address that another lane holds. */
 __device__ __forceinline__ const char *address_of_lane(const char *address, int lane) {
@@ -493,30 +492,27 @@ struct decoder {
 
     /* APPENDS: while the first copies are under way. */
     __device__ __forceinline__ void append() const {
-#if APPENDS
-        if (at.split == a.num_splits - 1 && at.first_row == 0)
+        if (APPENDS && at.split == a.num_splits - 1 && at.first_row == 0)
             append_keys(a, at);
-#endif
     }
     __device__ __forceinline__ void turn_rows() const {
-#if APPENDS
-        turn_q(a, at, q, shared);
-#endif
+        if (APPENDS)
+            turn_q(a, at, q, shared);
     }
     /* Those of the new keys of tile t that the warp has copied. */
     __device__ __forceinline__ void turn_new_keys(int t) const {
-#if APPENDS
+        if (!TURNS)
+            return;
         const int begin = first_key + t * BLOCK_N + warp * WARP_KEYS, cached = at.in_cache.cached;
         const int end = min(begin + WARP_KEYS, at.seqlen_k);
-        if (!TURNS || end <= cached)
+        if (end <= cached)
             return;
         const int64_t first = first_position(a.rotary, at.batch, cached) - cached;
         char *const tile = shared + Q_BYTES + t % STAGES * (K_BYTES + V_BYTES);
         __syncwarp();
-#    pragma unroll 1
+#pragma unroll 1
         for (int key = max(begin, cached); key < end; key++)
             turn_row_of_tile(a.rotary, tile, warp * WARP_KEYS + key - begin, first + key);
-#endif
     }
 
     /* ONE_TILE: a warp works on the keys that it copies. */
