@@ -370,11 +370,11 @@ struct owner {
      * it. */
     __device__ __forceinline__ void make_p(warp_scores &p, warp_scores &slope, bool partial) const {
         const uint32_t held = ROW_RUNS && partial ? pairs_held() : 0xffff;
-        int first_own = lane_own();
-        first_own = opaque(first_own); /* addresses of masks and biases are found here, not kept through the loop */
+        /* Opaque: addresses of masks and biases are found here, not kept through the loop. */
+        const int first_own = opaque(lane_own()), first_other = OWNS_KEYS ? lane_other() : opaque(lane_other());
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const int other = lane_other() + n * 8;
+            const int other = first_other + n * 8;
             struct row_words rows[2] = {};
             struct key_words keys[2] = {};
 #pragma unroll
