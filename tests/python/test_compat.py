@@ -656,7 +656,6 @@ REFUSED = {
         q, k, v, window_size=(-2, None), page_table=USED
     ),
     "k_new is given": lambda q, k, v: flash_attn_interface._flash_attn_forward(q, k, v, k),
-    "qv is given": lambda q, k, v: flash_attn_interface.flash_attn_with_kvcache(q, k, v, qv=q, cache_seqlens=4),
     "a call on a key-value cache has no backward": lambda q, k, v: (
         flash_attn.flash_attn_with_kvcache(q.clone().requires_grad_(), k, v).sum().backward()
     ),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import flash_dmattn_with_kvcache_func
 from .._arguments import integer_of
-from . import _rules
+from . import _cache_qv, _rules
 from ._refusals import InvalidArgument, Unsupported, again
 from ._rules import Lengths, Packing, Window
 
@@ -33,8 +33,6 @@ def attend_to_cache(
         raise InvalidArgument("rotary_cos is given without k: only a call with new keys turns them")
     sources = [each for each in (q, k_cache, v_cache, k, v) if getattr(each, "requires_grad", False)]
     q, k_cache, v_cache, k, v = (each.detach() if isinstance(each, Tensor) else each for each in (q, k_cache, v_cache, k, v))
-    if qv is not None:
-        raise Unsupported("qv is given, but flash_dmattn does not take it beside a key-value cache yet")
     if rotary_cos is None:
         options.pop("rotary_seqlens", None)  # it says where nothing turns
     sequences = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else len(q)
@@ -43,7 +41,21 @@ def attend_to_cache(
         device = getattr(k_cache, "device", None)
         lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32, device=device)
     most = q.shape[0] if cu_seqlens_q is not None and q.is_cuda else 0  # without a bound, one that is not read there
+    rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
     left, right = window[0], 0 if causal else window[1]
+    if qv is not None:
+        if options.get("softmax_scale") is None:
+            options["softmax_scale"] = (q.shape[-1] + qv.shape[-1]) ** -0.5
+        if k is not None:
+            moves = causal or window != (None, None)
+            try:
+                q, lengths = _cache_qv.append_first(
+                    q, k_cache, v_cache, k, v, lengths, rotary, moves, cu_seqlens_q, cu_seqlens_k_new, options
+                )
+            except (TypeError, ValueError) as error:
+                raise again(error) from error
+            k = v = rotary = cu_seqlens_k_new = None
+        q, k_cache = _cache_qv.joined(q, qv, k_cache, v_cache)
     correction = None
     if alibi_slopes is not None or attention_chunk > 0:
         table = options.get("block_table")
@@ -59,8 +71,8 @@ def attend_to_cache(
         results = flash_dmattn_with_kvcache_func(
             q, k_cache, v_cache, k, v, cache_seqlens=lengths, is_causal=causal,
             window_size=(-1 if left is None else left, -1 if right is None or causal else right),
-            rotary=None if rotary_cos is None else (rotary_cos, rotary_sin),
-            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or most, cu_seqlens_new=cu_seqlens_k_new, **options,
+            rotary=rotary, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q or most,
+            cu_seqlens_new=cu_seqlens_k_new, **options,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise again(error) from error
@@ -130,7 +142,7 @@ def check_room(k_cache: Any, k: Any, cache_seqlens: Any, block_table: Any) -> No
 
 def attend_to_pages(
     q: Any, k: Any, v: Any, table: Any, packing: Optional[Packing], used: Any, *, window: Window, causal: bool,
-    softmax_scale: Optional[float], softcap: float, sink: Any, return_lse: bool, **others: Any,
+    softmax_scale: Optional[float], softcap: float, sink: Any, return_lse: bool, qv: Any = None, **others: Any,
 ) -> Any:  # fmt: skip
     """A function of packed tensors whose k and v are pages [P, page size, Hkv, D and Dv]. Lengths are those of `used`,
     int32 [B], else of the packing's keys. out, or (out, lse), lse +inf in rows without keys."""
@@ -143,5 +155,5 @@ def attend_to_pages(
     return attend_to_cache(
         q, k, v, k=None, v=None, cache_seqlens=used, window=window, causal=causal, rotary_cos=None, rotary_sin=None,
         cu_seqlens_q=offsets, max_seqlen_q=longest, block_table=table, softmax_scale=softmax_scale, softcap=softcap,
-        sink=sink, return_lse=return_lse,
+        sink=sink, return_lse=return_lse, qv=qv,
     )  # fmt: skip

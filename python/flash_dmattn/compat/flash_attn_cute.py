@@ -32,13 +32,19 @@ def _refuse(**functions: Any) -> None:
             _refusals.no_score_function(name)
 
 
+def _alone(qv: Optional[Tensor]) -> Tensor:
+    """The query of a call without q."""
+    if qv is None:
+        raise _refusals.InvalidArgument("q and qv are both None: give one of them")
+    return qv
+
+
 def _attend(
     q: Optional[Tensor], k: Optional[Tensor], v: Tensor, qv: Optional[Tensor], packing: Optional[Packing],
     window_size: Any, softmax_scale: Optional[float], return_lse: bool, **options: Any,
 ) -> Results:  # fmt: skip
     if q is None or k is None:
-        if qv is None:
-            raise _refusals.InvalidArgument("q and qv are both None: give one of them")
+        qv = _alone(qv)
         q, k, scale = qv, v, qv.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     else:
         q, k, scale = joined(q, k, v, qv, softmax_scale)
@@ -155,13 +161,17 @@ def flash_attn_varlen_func(
         pages: Any = None if cu_seqlens_q is None else (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q or 0), 0)
         if cu_seqlens_q is None and cu_seqlens_k is not None and seqused_k is None:
             seqused_k = cu_seqlens_k.diff()
+        rows_last = qv is None
+        if q is None or k is None:
+            q, k, qv = _alone(qv), v, None
         results = _kv_cache.attend_to_pages(
             q, k, v, page_table, pages, seqused_k, window=window_size, causal=causal, softmax_scale=softmax_scale,
             softcap=softcap, sink=learnable_sink, return_lse=return_lse, qv=qv, seqused_q=seqused_q,
         )  # fmt: skip
         if not return_lse:
             return results, None
-        return results[0], results[1] if learnable_sink is not None else empty_rows(results[1], 1)
+        lse = results[1] if learnable_sink is not None else empty_rows(results[1], 1)
+        return results[0], lse if rows_last else lse.transpose(-1, -2)
     options = dict(
         causal=causal, softcap=softcap, deterministic=deterministic, sink=learnable_sink, used=(seqused_q, seqused_k)
     )

@@ -218,8 +218,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse, lse [B, H, Sq] or [H, total_q].
 
     k_cache and v_cache are [B or more, Sk, Hkv, D and Dv], or pages [pages, page_size, Hkv, D and Dv] of any size with
-    page_table [B, columns]. k and v are written into them behind cache_seqlens before. qv and attention_chunk are
-    refused.
+    page_table [B, columns]. k and v are written into them behind cache_seqlens before. qv [B, Sq, H, Dv] adds
+    qv v to the scores; it copies q, and the whole cache where key and value of a row are not neighbours in memory.
     """
     _refuse_scales(q_descale, k_descale, v_descale)
     results = _kv_cache.attend_to_cache(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._refusals import InvalidArgument
+from ..._rotary import rotated_at
 from ..._rules import places
 
 
@@ -23,23 +24,7 @@ def _positions(x: Tensor, offsets: Union[int, Tensor], cu_seqlens: Optional[Tens
 def _rotate(
     x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offsets: Union[int, Tensor], cu_seqlens: Optional[Tensor]
 ) -> Tensor:
-    """A new tensor. Products are float32 (float64 for float64) and rounded once."""
-    width = 2 * cos.shape[-1]
-    if width > x.shape[-1] or cos.shape != sin.shape:
-        raise InvalidArgument(
-            f"cos has shape {list(cos.shape)} and sin {list(sin.shape)}; both must be [rows, at most {x.shape[-1] // 2}]"
-        )
-    position = _positions(x, offsets, cu_seqlens).clamp(min=0, max=max(cos.shape[0] - 1, 0))
-    wide = torch.promote_types(x.dtype, torch.float32)
-    c, s = (table[position][..., None, :].to(wide) for table in (cos, sin))
-    turned, kept = x[..., :width].to(wide), x[..., width:]
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        rotated = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
-    else:
-        a, b = turned.chunk(2, dim=-1)
-        rotated = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
-    return torch.cat((rotated.to(x.dtype), kept), dim=-1)
+    return rotated_at(x, cos, sin, interleaved, _positions(x, offsets, cu_seqlens))
 
 
 def apply_rotary_emb(
