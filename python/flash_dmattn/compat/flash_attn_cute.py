@@ -177,9 +177,7 @@ def flash_attn_varlen_func(
     )
     if cu_seqlens_q is None and cu_seqlens_k is None:
         return _attend(q, k, v, qv, None, window_size, softmax_scale, return_lse, **options)
-    first = q if q is not None else qv
-    if first is None:
-        raise _refusals.InvalidArgument("q and qv are both None: give one of them")
+    first = q if q is not None else _alone(qv)
     shape = first.shape[:2]
     if cu_seqlens_q is None:
         cu_seqlens_q, max_seqlen_q = _even(first)
