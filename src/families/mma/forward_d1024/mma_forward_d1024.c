@@ -82,7 +82,8 @@ enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 PLAN_PARAMETER_STRUCT(MMA_FORWARD_D1024_PARAMETERS);
 
 static int32_t features_of(const fdm_problem *p) {
-    return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
+    return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) +
+           (p->varlen || p->has_cache);
 }
 
 /* What a tile becomes for a problem: head dims padded to what its slices take. */
@@ -116,16 +117,17 @@ static struct fitted fit(const struct tile *t, const fdm_problem *p) {
     return f;
 }
 
-static int32_t shared_bytes(const struct tile *t, const struct fitted *f, int32_t stages) {
+static int32_t shared_bytes(const struct tile *t, const struct fitted *f, int32_t stages, const fdm_problem *p) {
     return MMA_FORWARD_D1024_SHARED_BYTES(f->head_dim, f->head_dim_v, t->shape.warps, t->shape.block_m,
                                           t->shape.block_n, f->slice_d, t->slices.slice_keys, f->slice_parts, stages,
-                                          t->shape.cluster);
+                                          t->shape.cluster, gpu_cache_constant(p) == GPU_CACHE_PAGES);
 }
 
 /* Stages that the device's shared memory has room for; 1 may be too many. */
-static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm_device *device) {
+static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm_device *device,
+                         const fdm_problem *p) {
     int32_t stages = t->slices.stages_max;
-    while (stages > 1 && shared_bytes(t, f, stages) > device->shared_bytes)
+    while (stages > 1 && shared_bytes(t, f, stages, p) > device->shared_bytes)
         stages--;
     return stages;
 }
@@ -140,16 +142,17 @@ static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
     if (widest < t->takes.head_dim_min || widest > t->takes.head_dim_max || features_of(p) > t->takes.features_max)
         return 0;
-    if (t->shape.cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
+    /* Intervals would spill registers in a cluster. */
+    if (t->shape.cluster > 1 && (!has_clusters || p->has_intervals || p->has_cache))
         return 0;
     if (t->takes.bounded_rows_max > 0 && (!gpu_bounded(p) || p->seqlen_q > t->takes.bounded_rows_max))
         return 0;
     if (grid_of(t, p) > INT32_MAX)
         return 0;
     const struct fitted f = fit(t, p);
-    if (t->shape.warps == 4 && 2 * shared_bytes(t, &f, t->slices.stages_max) > device->shared_bytes)
+    if (t->shape.warps == 4 && 2 * shared_bytes(t, &f, t->slices.stages_max, p) > device->shared_bytes)
         return 0;
-    return stages_of(t, &f, device) >= t->slices.stages_min;
+    return stages_of(t, &f, device, p) >= t->slices.stages_min;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -167,6 +170,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
  * kernel is ahead with blocks of 128 rows. */
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     const int64_t widest = gpu_widest(p);
+    if (widest <= SUITS_ABOVE && p->has_cache)
+        return "mma.forward finds the pages of a cache once a tile, this kernel once a slice";
     if (widest > SUITS_ABOVE ||
         (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals && (fits(1, device, p) || fits(2, device, p))))
         return NULL;
@@ -182,8 +187,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     PLAN_SET_PARAMETERS(plan, .TILE = i);
     plan->block_m = t->shape.block_m;
     plan->block_n = t->shape.block_n;
-    plan->stages = stages_of(t, &f, device);
-    plan->shared_bytes = shared_bytes(t, &f, plan->stages);
+    plan->stages = stages_of(t, &f, device, p);
+    plan->shared_bytes = shared_bytes(t, &f, plan->stages, p);
     plan->workspace_bytes = 0;
     snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->shape.block_m, t->shape.block_n,
              f.slice_d, t->slices.slice_keys, plan->stages, t->shape.cluster == 2 ? "_Cluster2" : "");
@@ -208,7 +213,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
                       .STAGES = plan->stages, .CLUSTER = t->shape.cluster, .REDO = gpu_hides_keys(p));
     request->file = "families/mma/forward_d1024/mma_forward_d1024.cu";
     request->entry = "mma_forward_d1024";
-    request->shared_bytes = shared_bytes(t, &f, plan->stages);
+    request->shared_bytes = shared_bytes(t, &f, plan->stages, p);
     request->threads = 32 * t->shape.warps;
 }
 
@@ -220,7 +225,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     return p->head_dim <= t->takes.head_dim_max && p->head_dim_v <= t->takes.head_dim_max &&
            features_of(p) <= t->takes.features_max && plan->stages >= t->slices.stages_min &&
            plan->stages <= t->slices.stages_max && plan->block_m == t->shape.block_m &&
-           plan->block_n == t->shape.block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages);
+           plan->block_n == t->shape.block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages, p);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
@@ -234,7 +239,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
 const struct gpu_algorithm mma_forward_d1024_algorithm = {
     .info = {"mma.forward_d1024", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_FORWARD_D1024_PARAMETERS),
-    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
+    .features = (GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED) | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

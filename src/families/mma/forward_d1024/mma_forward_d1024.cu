@@ -67,8 +67,10 @@ constexpr int STAGE_BYTES =
     MMA_FORWARD_D1024_STAGE_BYTES(BLOCK_N, SLICE_D, SLICE_KEYS, SLICE_PARTS, HEAD_DIM_V, CLUSTER);
 constexpr int P_OFFSET = MMA_FORWARD_D1024_Q_BYTES(BLOCK_M, HEAD_DIM);
 constexpr int RING_OFFSET = P_OFFSET + MMA_FORWARD_D1024_P_BYTES(BLOCK_M, BLOCK_N);
+constexpr bool PAGED = CACHE == GPU_CACHE_PAGES;
 constexpr int SHARED_BYTES = MMA_FORWARD_D1024_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, WARPS, BLOCK_M, BLOCK_N, SLICE_D,
-                                                            SLICE_KEYS, SLICE_PARTS, STAGES, CLUSTER);
+                                                            SLICE_KEYS, SLICE_PARTS, STAGES, CLUSTER, false);
+constexpr int SEQUENCE_OFFSET = SHARED_BYTES; /* PAGED */
 constexpr int BARRIERS_OFFSET = SHARED_BYTES - MMA_FORWARD_D1024_BARRIER_BYTES(STAGES);
 constexpr int FULL_OFFSET = BARRIERS_OFFSET;             /* [STAGES]: the slice has arrived */
 constexpr int EMPTY_OFFSET = FULL_OFFSET + STAGES * 8;   /* [STAGES]: all warps have read it */
@@ -79,7 +81,8 @@ constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_FORWARD_D1024_STATISTICS
 constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
 
 static_assert(DTYPE == GPU_FLOAT16 || DTYPE == GPU_BFLOAT16, "mma_forward_d1024.cu takes float16 and bfloat16");
-static_assert(CLUSTER == 1 || CLUSTER == 2, "a cluster has one or two blocks");
+static_assert(CLUSTER == 1 || (CLUSTER == 2 && !CACHE), "a cluster has one or two blocks");
+static_assert(sizeof(cached_keys) <= MMA_FORWARD_D1024_SEQUENCE_BYTES, "the sequence has room");
 static_assert(BLOCK_M == 32 || BLOCK_M == 64 || BLOCK_M == 128, "BLOCK_M is 32, 64 or 128");
 static_assert(STAGES >= 2, "the ring needs two stages");
 static_assert(SLICE_D % 64 == 0, "rows of a K slice are multiples of 128 bytes");
@@ -98,7 +101,7 @@ static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 by
 constexpr float SCORE_UNIT = BIAS ? 1.0f : LOG2_E;
 constexpr bool SCALED = SCORES_BARE && !MASK && !INTERVALS; /* between ends and windows there is only the scale */
 /* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
-constexpr bool KEEP_CHUNKS = SCALED && !VARLEN && CLUSTER == 1;
+constexpr bool KEEP_CHUNKS = SCALED && !VARLEN && !PAGED && CLUSTER == 1;
 constexpr float SUM_MAX = 4096.0f; /* of a lane's P of one row and step: none overflows float16 */
 
 /* What one block works on. */
@@ -106,6 +109,7 @@ struct work : sequence {
     int32_t head, row0;            /* row0: first query row of the block */
     int32_t first_tile, last_tile; /* key tiles [first, last) that some row sees */
     int32_t full_first, full_last; /* keys [first, last) that every row sees */
+    int32_t padding, list;         /* CACHE: keys before the first; the row of the cache */
 };
 
 __device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) {
@@ -135,8 +139,16 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t b
     const int32_t head = l2_group * a.heads_per_l2_group + index % l2_group_heads;
     work w = {find_sequence(a, head / a.heads), head % a.heads, (row_blocks - 1 - index / l2_group_heads) * BLOCK_M};
     const int32_t last_row = min(w.row0 + BLOCK_M, w.seqlen_q) - 1;
-    const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, last_row);
+    int32_t first = first_key(a, w, w.row0);
+    const int32_t last = last_key(a, w, last_row);
     w.full_first = first_key(a, w, last_row);
+    if (CACHE) {
+        const cached_keys in_cache = find_cached_keys(a, w.batch);
+        w.padding = in_cache.first_key;
+        w.list = in_cache.list;
+        first = max(first, w.padding);
+        w.full_first = max(w.full_first, w.padding);
+    }
     w.full_last = last_key(a, w, w.row0);
     w.first_tile = first / BLOCK_N;
     w.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : w.first_tile;
@@ -174,12 +186,37 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
     return ex2_approx(BIAS ? (x - reference) * LOG2_E : __fmaf_rn(x, unit, -reference));
 }
 
+/* Keeps what find_page_row() reads. */
+__device__ __forceinline__ void keep_sequence(const cached_keys &found, cached_keys *kept) {
+    kept->seqlen_k = found.seqlen_k;
+    kept->cached = found.cached;
+    kept->new_begin = found.new_begin;
+    kept->list = found.list;
+    kept->entries = found.entries;
+}
+
+/* Whether the cache has no page for a key. */
+__device__ __forceinline__ bool is_missing(const gpu_forward_params &a, const char *shared_memory, int32_t key) {
+    const page_row at = find_page_row(a.cache, *(const cached_keys *)(shared_memory + SEQUENCE_OFFSET), key);
+    return at.row != NO_ROW && at.page >= (uint64_t)a.cache.num_pages;
+}
+/* Whether it has none for some of the warp's keys, from `key` on. A warp calls it. */
+__device__ __forceinline__ bool any_missing(const gpu_forward_params &a, const char *shared_memory, int32_t key) {
+    bool missing = false;
+#pragma unroll 1
+    for (int n = (int)threadIdx.x & 31; n < WARP_KEYS; n += 32)
+        missing = missing || is_missing(a, shared_memory, key + n);
+    return __any_sync(0xffffffff, missing);
+}
+
 /* Turns products into scores, and invisible ones into -inf. Returns the factor that is still to be applied: where
  * scaling is all that is left to do, weight() does it. */
 __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, const work &w, int32_t tile, uint32_t rank,
-                                               float (&s)[2][KEY_TILES][4]) {
+                                               const char *shared_memory, float (&s)[2][KEY_TILES][4]) {
     const float factor = SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
-    const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
+    const bool missing =
+        PAGED && any_missing(a, shared_memory, tile * BLOCK_N + find_place(rank).warp_key); /* of the cache's pages */
+    const bool partial = missing || tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (SCALED && !partial)
         return factor;
 
@@ -205,7 +242,8 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int32_t i = w.row0 + at.block_row + m * 16 + half * 8;
-                const int32_t first = first_key(a, w, i), last = last_key(a, w, i);
+                const int32_t from = first_key(a, w, i), first = CACHE ? max(from, w.padding) : from;
+                const int32_t last = last_key(a, w, i);
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int32_t j = key0 + n * 8 + e;
@@ -214,6 +252,8 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                     if (SOFTCAP)
                         x = a.softcap * SCORE_UNIT * tanh_accurate(x);
                     bool visible = j >= first && j < last;
+                    if (PAGED && missing)
+                        visible = visible && !is_missing(a, shared_memory, j);
                     if (INTERVALS || MASK || BIAS)
                         visible = visible && i < w.seqlen_q;
                     if (INTERVALS && visible)
@@ -408,7 +448,7 @@ struct warp_rows {
      * more with the raised one. */
     __device__ __forceinline__ void scores_to_p(int32_t tile, const char *shared_memory) {
         const place at = find_place(rank);
-        const float unit = finish_scores(a, w, tile, rank, s);
+        const float unit = finish_scores(a, w, tile, rank, shared_memory, s);
         group_wait(p_free, p_free_parity); /* all have read the P before this one */
         p_free_parity ^= 1;
         publish_p(at, unit);
@@ -550,12 +590,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     const work w = find_work(a, (int32_t)blockIdx.x);
     if (w.row0 == 0 && rank == 0)
         clear_unused_of_forward(a, w.batch, w.head, threadIdx.x, THREADS);
-    if (VARLEN && w.row0 >= w.seqlen_q)
+    if ((VARLEN || SEQUSED) && w.row0 >= w.seqlen_q)
         return;
 
-    loader l(a, w, shared, rank);
+    loader l(a, w, shared_memory, rank);
     if (threadIdx.x == 0)
         init_barriers(shared);
+    if (PAGED && threadIdx.x == 0)
+        keep_sequence(find_cached_keys(a, w.batch), (cached_keys *)(shared_memory + SEQUENCE_OFFSET));
     meet_cluster();
     load_q(a, w, shared);
 #pragma unroll

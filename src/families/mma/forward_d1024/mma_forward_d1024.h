@@ -36,7 +36,8 @@
 
 enum { MMA_FORWARD_D1024_WARP_ROWS = 32 };
 
-/* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, barriers and votes. Every
+/* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, barriers and votes, a
+ * sequence in pages. Every
  * macro takes the numbers of one specialisation, so that the plan and the kernel ask the same formula. */
 #define MMA_FORWARD_D1024_MAX(a, b) ((a) > (b) ? (a) : (b))
 /* Warps side by side over the columns of one block's part of O. */
@@ -50,13 +51,16 @@ enum { MMA_FORWARD_D1024_WARP_ROWS = 32 };
 #define MMA_FORWARD_D1024_STATISTICS_BYTES(warps, cluster) ((warps)*MMA_FORWARD_D1024_WARP_ROWS * (cluster)*4)
 /* Row groups have at most four barriers and votes of each kind. */
 #define MMA_FORWARD_D1024_BARRIER_BYTES(stages) ((2 * (stages) + 8) * 8 + 64)
+/* The facts of a sequence whose keys lie in pages. */
+#define MMA_FORWARD_D1024_SEQUENCE_BYTES 64
 
 #define MMA_FORWARD_D1024_SHARED_BYTES(head_dim, head_dim_v, warps, block_m, block_n, slice_d, slice_keys,           \
-                                       slice_parts, stages, cluster)                                                 \
+                                       slice_parts, stages, cluster, paged)                                          \
     (MMA_FORWARD_D1024_MAX(                                                                                          \
          MMA_FORWARD_D1024_Q_BYTES(block_m, head_dim) + MMA_FORWARD_D1024_P_BYTES(block_m, block_n) +                \
              (stages)*MMA_FORWARD_D1024_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster), \
          (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                               \
-     MMA_FORWARD_D1024_STATISTICS_BYTES(warps, cluster) + MMA_FORWARD_D1024_BARRIER_BYTES(stages))
+     MMA_FORWARD_D1024_STATISTICS_BYTES(warps, cluster) + MMA_FORWARD_D1024_BARRIER_BYTES(stages) +                  \
+     ((paged) ? MMA_FORWARD_D1024_SEQUENCE_BYTES : 0))
 
 #endif

@@ -41,7 +41,7 @@ __device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const wor
                                           int first, int end) {
     for_each_bit(spoiled, [&](int n) {
         redo_columns(a, find_sequence(a, w.batch), w.head, w.head / a.group, w.row0 + row_group * 32 + n,
-                     w.first_tile * BLOCK_N, w.seqlen_k, first, end);
+                     CACHE ? max(w.first_tile * BLOCK_N, w.padding) : w.first_tile * BLOCK_N, w.seqlen_k, first, end);
     });
 }
 
