@@ -1,43 +1,44 @@
-/* mma_decode.cu: few query rows, many keys: split along the keys.
+/* mma_decode.cu: attention of few query rows over many keys, which are split over blocks.
  *
  * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight
- * of them (of single tiles 16) are merged by their own blocks, which are a cluster and write to each other's shared
- * memory (9.0): that saves a launch. More go by way of global memory to combine_splits.cu. The heads of a group are
- * packed as rows (row i * group + g), so that K and V are read once for each KV head. Bound by memory: the least time
- * is that of reading K and V once.
+ * blocks (16 of single tiles) form a cluster on 9.0, which merges their results through each other's shared memory and
+ * saves a launch. The results of more blocks go through global memory to combine_splits.cu. The heads of a group are
+ * packed as rows (row i * group + g), so that K and V are read once for each KV head. Memory bounds the kernel: the
+ * least time is that of reading K and V once.
  *
- * What hides keys (mask, intervals, a bias of -inf) is looked at first, 2048 keys at a time, while copies are under
- * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 or
- * 256 keys in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the
- * listed keys itself. Where not all blocks run at once and sequences have masks of their own, those that seem to see
- * most come first (ORDERED), so that the last blocks are short.
+ * A block first reads what hides keys (mask, intervals, a bias of -inf), 2048 keys at a time, while copies are under
+ * way. It lists the keys that some row sees, in their order, and copies those alone. Splits take alternate units of 128
+ * or 256 keys, so that all share hidden stretches. Where rows differ in what they see, each row tests the listed keys
+ * itself. Where not all blocks run at once and sequences have masks of their own, the sequences that seem to see most
+ * keys come first (ORDERED), so that the last blocks are short.
  *
  * Keys in pages (PAGED): a lane reads the table for one key of its warp, a tile ahead, and hands the key's address to
- * the lanes that copy it. Keys whose page is none are marked in shared memory, a word a warp and stage. Of a cache
- * without a table to which nothing is appended, the keys lie side by side as in a dense call. How many keys there are
- * the device finds: splits are as many as the bound of lengths asks for, and each takes its share of what there is.
+ * the lanes that copy it. A word for each warp and stage in shared memory marks the keys that have a page. Without a
+ * table, and where nothing is appended, a cache's keys lie side by side as in a dense call. The device reads how many
+ * keys there are: the plan has as many splits as the bound of lengths needs, and each takes its share of the keys.
  *
- * Where few rows are new, new keys are appended here, and q and new keys turned (APPENDS, mma_decode_append.cuh).
+ * Where few rows are new, the kernel appends new keys and applies rotary embeddings to q and new keys (APPENDS,
+ * mma_decode_append.cuh).
  *
- * Few keys (ONE_TILE) are bound by steps that follow each other: a split is one tile, nothing is listed, and what needs
- * nothing of the caller's is done before the kernel ahead in the stream has ended.
+ * Few keys (ONE_TILE): the time is that of dependent steps. A split is one tile, nothing is listed, and what reads no
+ * tensor of the caller is computed before the kernel ahead in the stream has ended.
  *
  * Tile: 64 keys, 16 for each of four warps, which work on all 16 rows and never wait for each other: each has its own
  * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two to eight of
- * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 128
- * are more blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers
+ * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. Rows beyond 128 go
+ * to more blocks, which find K and V in the second-level cache. float32 takes three products of tf32 numbers
  * (mma_tf32.cuh); above head dim 128 two warps share the columns of O and the keys' scores (SHARE).
  *
- * Issue slots: a warp has few others beside it to hide its waits, so what a tile takes besides its products counts. A
- * lane's copies of a whole tile lie in one column: an address and two additions each.
+ * Issue slots: few other warps hide a warp's waits, so the instructions of a tile beside its products count. A lane's
+ * copies of a whole tile lie in one column, and each takes an address and two additions.
  *
  * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
- * then the list, scores of warps that share columns, and the marks of pages; at the end the ring holds
- * [KEY_GROUPS][ROWS][PART_WIDTH] floats, the warps' maxima and sums, and what a cluster's blocks leave here; an
- * mbarrier for that is where Q was.
+ * then the list, scores of warps that share columns, and the marks of pages. At the end the ring holds
+ * [KEY_GROUPS][ROWS][PART_WIDTH] floats, the warps' maxima and sums, and what a cluster's other blocks write here; the
+ * mbarrier of those writes replaces Q.
  *
- * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
- * SHARE. */
+ * Grid: one dimension, in which splits vary fastest, then blocks of rows, KV heads and batches. Registers: O takes
+ * HEAD_DIM_V / 2 / SHARE. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -79,44 +80,44 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ONE_TILE (STAGES == 1)
 #define LISTED   ((MASK || BIAS || INTERVALS || ROW_RUNS) && !ONE_TILE)
 #define PAGED    (CACHE == GPU_CACHE_PAGES)
-/* Where rows lie is read from the table a tile ahead; else as they are copied, so that nothing spills. */
-#define LOOKS_AHEAD (PAGED && !(LISTED && HEAD_DIM_V > 128))
-#define TURNS       (APPENDS && ROTARY != APPEND_PLAIN)
-/* Where the block is comes from the device's memory. */
+/* The table is read a tile ahead; otherwise when rows are copied, so that nothing spills. */
+#define TABLE_AHEAD (PAGED && !(LISTED && HEAD_DIM_V > 128))
+#define ROTATES     (APPENDS && ROTARY != APPEND_PLAIN)
+/* The block's coordinates depend on global memory. */
 #define PLACE_IS_READ (VARLEN || SEQUSED || CACHE || ORDERED)
 #define MARKS_OFFSET  (Q_BYTES + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0) + (SHARED ? WARPS * 1024 : 0))
-/* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
+/* Scores are in units of log2 where no bias could make that overflow. */
 #define IN_LOG2 (SCORES_BARE && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (IN_LOG2 ? 1.0f : LOG2_E)
-/* Q in registers; else read anew, so that nothing spills. */
+/* Q stays in registers; otherwise each step reads it again, so that nothing spills. */
 #define KEEP_Q (DTYPE != GPU_FLOAT32 && !ONE_TILE && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
 #define Q_STEPS                                \
     (KEEP_Q || HEAD_DIM <= 128 ? HEAD_DIM / 16 \
      : LISTED || SOFTCAP       ? 2             \
-                               : 4) /* of Q K^T whose reads may be ahead: more would spill */
-/* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
+                               : 4) /* steps of Q K^T whose reads may be ahead: more would spill */
+/* A lane keeps where its rows begin and what they see one step ahead; otherwise it computes both again. */
 #define KEEP_ROWS                                                                 \
     (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32 && !(MASK && BIAS && INTERVALS) && \
      !(ROW_RUNS && (MASK || BIAS || INTERVALS)))
 #define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
 #define BLOCKS_MIN (ONE_TILE ? 2 : MMA_DECODE_WARPS_MAX / WARPS) /* of a multiprocessor */
 
-/* Keys that a warp multiplies with at a time, and those of a lane. Products, maxima and shuffles of one step wait for
- * each other; of more keys more of them go side by side: as many as registers hold. */
+/* The keys that a warp multiplies with in a step, and those of a lane. Products, maxima and shuffles of a step depend
+ * on each other; with more keys more of them are in flight. STEP_MOST is as many as registers hold. */
 #define FEW_KEYS  (DTYPE == GPU_FLOAT32 || BIAS || HEAD_DIM > 128 || HEAD_DIM_V > 128)
 #define STEP_MOST (FEW_KEYS ? 16 : LISTED || SOFTCAP ? 32 : 64)
 #define STEP_KEYS (GROUP_KEYS < STEP_MOST ? GROUP_KEYS : STEP_MOST)
 #define LANE_KEYS (STEP_KEYS / 4)
 #define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
-/* Of the keys that are there, or listed, rows may see some and not others. */
+/* Of the keys that exist, or are listed, rows may see some and not others. */
 #define KEYS_DIFFER \
     (WINDOW || BIAS || ROW_RUNS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
-static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
+static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() adds its bits");
 static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the keys");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
-static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "only a mask is looked at, whose keys are from 0 on");
+static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "the order comes from a mask, whose keys begin at 0");
 static_assert(SPLIT_RULE <= MMA_PARTS_BY_LENGTH || (SPLIT_RULE % BLOCK_N == 0 && !LISTED), "whole tiles");
 static_assert(!APPENDS || (PAGED && !LISTED), "a new key is found by its number");
 static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
@@ -131,8 +132,8 @@ __device__ __forceinline__ const char *address_of_lane(const char *address, int 
     return (const char *)__shfl_sync(0xffffffff, (unsigned long long)address, lane);
 }
 
-/* The warp's share of a tile of K or V, whose first place in the split is `slot`; rows and columns past the ends become
- * zero. PAGED: lane n has the address of the n-th row, or NULL. */
+/* Copies the warp's share of a tile of K or V, whose first place in the split is `slot`. Rows and columns past the ends
+ * become zero. PAGED: `in_pages` of lane n is the address of the n-th row, or NULL. */
 template <int chunks>
 __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes,
                                           const struct list &l, const struct place &at, int first_key, int slot,
@@ -187,7 +188,7 @@ __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const ch
 
 /* ---- scores ---- */
 
-/* The lane's two rows: i of the sequence, and the keys that window and ends leave it. */
+/* The lane's two rows: i in the sequence, and the keys that window and ends leave visible. */
 struct lane_rows {
     int i[2], first_key[2], last_key[2];
     struct head_view view[2];
@@ -198,7 +199,7 @@ __device__ __forceinline__ struct lane_rows find_rows(const struct gpu_forward_p
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int local = warp_row + threadIdx.x % 32 / 4 + half * 8;
-        const int r = at.first_row + (local < at.num_rows ? local : 0); /* what is made of others is not stored */
+        const int r = at.first_row + (local < at.num_rows ? local : 0); /* results of others are not stored */
         rows.i[half] = r / a.group;
         const int64_t aligned = (int64_t)rows.i[half] + at.diagonal;
         rows.first_key[half] = WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, aligned - a.window_left) : 0;
@@ -255,7 +256,7 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
     return f;
 }
 
-/* Of Q, packed row r is row r / group of head r % group of the group. */
+/* The copy of a chunk of Q. Packed row r is row r / group of head r % group of the group. */
 struct q_copy {
     const char *from;
     uint32_t to, bytes;
@@ -268,7 +269,7 @@ __device__ __forceinline__ struct q_copy find_q(const struct gpu_forward_params 
     return {count ? from : q, q_tile + chunk_offset<K_CHUNKS>(row, chunk), (uint32_t)(count * ELEMENT_BYTES)};
 }
 
-/* A number that follows from all that is made before the wait for the grid before this one. */
+/* A number that depends on everything computed before the wait for the preceding grid. */
 __device__ __forceinline__ uint32_t made_of(const struct lane_rows &rows, const struct q_copy (&copies)[Q_COPIES],
                                             const char *k, const char *v) {
     uint64_t made = (uint64_t)k ^ (uint64_t)v;
@@ -290,7 +291,7 @@ struct warp_state {
     float row_max[2], row_sum[2]; /* maxima of scores, where IN_LOG2 in units of log2 */
 };
 
-/* Rows of V that no row of Q sees become zero: they were not listed, and may hold anything. */
+/* Clears the rows of V that no row of Q sees: without a list they are copied, and may hold anything. */
 __device__ __forceinline__ void clear_unseen(const struct seen_keys &f, uint32_t v_tile, int key_row) {
     const int lane = threadIdx.x % 32;
     uint32_t seen = (f.seen | f.seen >> 4) & 15; /* bit n: key n / 2 * 8 + lane % 4 * 2 + n % 2 */
@@ -308,7 +309,7 @@ __device__ __forceinline__ void clear_unseen(const struct seen_keys &f, uint32_t
     __syncwarp();
 }
 
-/* Where a row's maximum grew, what was summed with the old one shrinks. */
+/* Scales the sums of rows whose maximum grew. */
 __device__ __forceinline__ void raise_maxima(struct warp_state &w, const float (&next)[2]) {
     if (__any_sync(0xffffffff, next[0] > w.row_max[0] || next[1] > w.row_max[1])) {
 #pragma unroll
@@ -326,7 +327,7 @@ __device__ __forceinline__ void raise_maxima(struct warp_state &w, const float (
     }
 }
 
-/* Products become scores: scaled, capped, biased, hidden. */
+/* Makes scores of products: scales, caps, adds the bias and hides. */
 __device__ __forceinline__ void finish_scores(float (&s)[1][STEP_KEYS / 8][4], const struct gpu_forward_params &a,
                                               const struct seen_keys &f) {
     const float unit = a.scale * (IN_LOG2 ? LOG2_E : 1.0f);
@@ -414,14 +415,14 @@ struct decoder {
         w.row_max[0] = w.row_max[1] = MINUS_INF;
     }
 
-    /* The split's keys: those listed of every num_splits-th unit, or an equal share of the tiles. */
+    /* Finds the split's keys: those listed of every num_splits-th unit, or an equal share of the tiles. */
     __device__ __forceinline__ void find_keys() {
         if (LISTED) {
             const int units = max(0, (at.high + UNIT - 1) / UNIT - at.low / UNIT);
             l.keys = ring + RING_BYTES;
             l.counts = l.keys + MMA_DECODE_LIST * 4;
             l.num_units = at.high > at.low && units > at.split ? (units - at.split - 1) / a.num_splits + 1 : 0;
-            list_up_to(l, a, at, (STAGES + LOOKS_AHEAD) * BLOCK_N);
+            list_up_to(l, a, at, (STAGES + TABLE_AHEAD) * BLOCK_N);
         } else if (ONE_TILE) {
             first_key = at.low + at.split * BLOCK_N;
             count = max(min(at.high - first_key, BLOCK_N), 0);
@@ -441,17 +442,17 @@ struct decoder {
     __device__ __forceinline__ bool has_tile(int t) const { return t * BLOCK_N < (LISTED ? l.listed : count); }
 
     /* Reads the table for the lane's key of tile t. */
-    __device__ __forceinline__ void look_up(int t) {
+    __device__ __forceinline__ void read_table(int t) {
         if (!PAGED)
             return;
         const int slot = t * BLOCK_N + warp * WARP_KEYS + threadIdx.x % WARP_KEYS;
         int batch = at.batch;
-        if (!LOOKS_AHEAD)
+        if (!TABLE_AHEAD)
             batch = opaque(batch); /* what is known of the sequence is not kept */
-        ahead = find_page_row(a.cache, LOOKS_AHEAD ? at.in_cache : find_cached_keys(a, batch),
+        ahead = find_page_row(a.cache, TABLE_AHEAD ? at.in_cache : find_cached_keys(a, batch),
                               has_tile(t) ? key_at(l, at, first_key, slot) : -1);
     }
-    /* Its address in K or V. */
+    /* The address of that key in K or V. */
     __device__ __forceinline__ const char *address(const struct gpu_matrix &pages,
                                                    const struct gpu_matrix &added) const {
         return PAGED ? row_address<ELEMENT_BYTES>(a.cache, ahead, pages, added, at.batch, at.head_kv) : nullptr;
@@ -477,7 +478,7 @@ struct decoder {
                                 address(a.v, a.cache.v_new));
     }
 
-    /* Of the keys from place `key` of tile t on, those whose page is none are not seen. */
+    /* Hides the keys that have no page, of those from place `key` of tile t on. */
     __device__ __forceinline__ void hide_missing(struct seen_keys &f, int t, int key) const {
         if (!PAGED)
             return;
@@ -490,18 +491,18 @@ struct decoder {
         f.seen &= there | there << LANE_KEYS;
     }
 
-    /* APPENDS: while the first copies are under way. */
+    /* APPENDS: appends new keys, while the first copies are under way. */
     __device__ __forceinline__ void append() const {
         if (APPENDS && at.split == a.num_splits - 1 && at.first_row == 0)
             append_keys(a, at);
     }
-    __device__ __forceinline__ void turn_rows() const {
+    __device__ __forceinline__ void rotate_rows() const {
         if (APPENDS)
-            turn_q(a, at, q, shared);
+            rotate_q(a, at, q, shared);
     }
-    /* Those of the new keys of tile t that the warp has copied. */
-    __device__ __forceinline__ void turn_new_keys(int t) const {
-        if (!TURNS)
+    /* ROTATES: rotates the new keys of tile t that the warp has copied. */
+    __device__ __forceinline__ void rotate_new_keys(int t) const {
+        if (!ROTATES)
             return;
         const int begin = first_key + t * BLOCK_N + warp * WARP_KEYS, cached = at.in_cache.cached;
         const int end = min(begin + WARP_KEYS, at.seqlen_k);
@@ -512,22 +513,22 @@ struct decoder {
         __syncwarp();
 #pragma unroll 1
         for (int key = max(begin, cached); key < end; key++)
-            turn_row_of_tile(a.rotary, tile, warp * WARP_KEYS + key - begin, first + key);
+            rotate_row_of_tile(a.rotary, tile, warp * WARP_KEYS + key - begin, first + key);
     }
 
     /* ONE_TILE: a warp works on the keys that it copies. */
     __device__ __forceinline__ void take_tile(const struct lane_rows &rows, const struct q_copy (&copies)[Q_COPIES]) {
-        look_up(0);
+        read_table(0);
         fetch_k(0);
 #pragma unroll
         for (int n = 0; n < Q_COPIES; n++)
-            if (!TURNS && (ROWS * K_CHUNKS % THREADS == 0 || threadIdx.x + n * THREADS < ROWS * K_CHUNKS))
+            if (!ROTATES && (ROWS * K_CHUNKS % THREADS == 0 || threadIdx.x + n * THREADS < ROWS * K_CHUNKS))
                 cp_async_16_fill(copies[n].to, copies[n].from, copies[n].bytes);
         cp_async_commit();
         fetch_v(0);
         cp_async_commit();
-        if (TURNS)
-            turn_rows();
+        if (ROTATES)
+            rotate_rows();
         append();
         struct seen_keys now = look(a, at, l, rows, first_key, warp * GROUP_KEYS);
         const bool is_seen = __any_sync(0xffffffff, now.seen);
@@ -535,7 +536,7 @@ struct decoder {
             cp_async_wait<1>();
         else
             cp_async_wait<0>();
-        turn_new_keys(0);
+        rotate_new_keys(0);
         __syncthreads();
         if (is_seen) {
             hide_missing(now, 0, warp * GROUP_KEYS);
@@ -543,27 +544,27 @@ struct decoder {
         }
     }
 
-    /* Q, and the tiles of the first stages. */
+    /* Loads Q and the tiles of the first stages. */
     __device__ __forceinline__ void fill_ring() {
-        look_up(0);
+        read_table(0);
         fetch_k(0);
         fetch_v(0);
-        for (int index = threadIdx.x; !TURNS && index < ROWS * K_CHUNKS; index += THREADS) {
+        for (int index = threadIdx.x; !ROTATES && index < ROWS * K_CHUNKS; index += THREADS) {
             const struct q_copy copy = find_q(a, at, q, q_tile, index);
             cp_async_16_fill(copy.to, copy.from, copy.bytes);
         }
         cp_async_commit(); /* the first tile's group */
 #pragma unroll
         for (int t = 1; t < STAGES - 1; t++) {
-            look_up(t);
+            read_table(t);
             fetch_k(t);
             fetch_v(t);
             cp_async_commit();
         }
-        if (LOOKS_AHEAD)
-            look_up(STAGES - 1);
-        if (TURNS)
-            turn_rows();
+        if (TABLE_AHEAD)
+            read_table(STAGES - 1);
+        if (ROTATES)
+            rotate_rows();
         append();
         cp_async_wait<STAGES - 2>();
         __syncthreads();
@@ -574,7 +575,7 @@ struct decoder {
                                                                                2 * step + threadIdx.x % 32 / 16));
     }
 
-    /* The warps of a key group: what they have copied is seen by all of them, and none is a tile behind. */
+    /* Waits until all warps of the key group have copied their share of the tile, and have left the tile before. */
     __device__ __forceinline__ void wait_for_group() const {
         if (MATES == 1)
             __syncwarp();
@@ -584,7 +585,7 @@ struct decoder {
             barrier_sync(1 + warp / MATES, 32 * MATES);
     }
 
-    /* What the lane's rows see of a step's keys, found anew: without registers that outlive the step. */
+    /* The same as look(), of rows that are computed again, so that no register outlives the step. */
     __device__ __forceinline__ struct seen_keys look_anew(int slot) const {
         int row = warp_row;
         row = opaque(row);
@@ -602,17 +603,17 @@ struct decoder {
 #pragma unroll 1
         for (int t = 0; has_tile(t); t++) {
             cp_async_wait<STAGES - 2>();
-            turn_new_keys(t);
+            rotate_new_keys(t);
             wait_for_group();
             if (LISTED)
-                list_up_to(l, a, at, (t + STAGES + LOOKS_AHEAD) * BLOCK_N);
-            if (!LOOKS_AHEAD)
-                look_up(t + STAGES - 1);
+                list_up_to(l, a, at, (t + STAGES + TABLE_AHEAD) * BLOCK_N);
+            if (!TABLE_AHEAD)
+                read_table(t + STAGES - 1);
             fetch_k(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
             fetch_v(t + STAGES - 1);
             cp_async_commit();
-            if (LOOKS_AHEAD)
-                look_up(t + STAGES);
+            if (TABLE_AHEAD)
+                read_table(t + STAGES);
             const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -634,14 +635,14 @@ struct decoder {
         }
         uint32_t block = blockIdx.x;
         block = opaque(block);
-        at = find_place(a, block, at.batch); /* the rest is not kept through the loop */
+        at = find_place(a, block, at.batch); /* the other coordinates are not kept through the loop */
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     mma_decode(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
-    griddepcontrol_launch_dependents(); /* what follows waits for this grid's end by itself */
+    griddepcontrol_launch_dependents(); /* the next kernel waits by itself for the end of this grid */
     if (PLACE_IS_READ)
         griddepcontrol_wait();
     struct decoder d(a, shared);
@@ -653,7 +654,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         for (int n = 0; n < Q_COPIES; n++)
             copies[n] = find_q(a, d.at, d.q, d.q_tile, threadIdx.x + n * THREADS);
     }
-    if (ONE_TILE && !PLACE_IS_READ) /* nothing of the caller's is read before it, or written */
+    if (ONE_TILE && !PLACE_IS_READ) /* no tensor of the caller is read or written before it */
         griddepcontrol_wait_after(made_of(rows, copies, d.k, d.v));
     else if (!PLACE_IS_READ)
         griddepcontrol_wait();

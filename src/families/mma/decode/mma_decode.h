@@ -17,10 +17,10 @@
     X(MASK_PER_ROW) /* MMA_DECODE_*: whether rows of a KV head see the same keys */                                    \
     X(INTERVALS_PER_ROW) /* MMA_DECODE_* */                                                                            \
     X(ORDERED)           /* sequences whose masks seem to show more keys come first */                                 \
-    X(MERGE)             /* MMA_MERGE_*: what becomes of the splits' results */                                        \
+    X(MERGE)             /* MMA_MERGE_*: how the results of splits are merged */                                       \
     X(SPLIT_RULE)        /* MMA_PARTS_*, or the keys of each split */                                                  \
     X(APPENDS)           /* new keys go to the cache here, not by a launch before */                                   \
-    X(ROTARY)            /* where APPENDS, APPEND_*: which dims of q and of new keys turn */
+    X(ROTARY)            /* where APPENDS, APPEND_*: which dims of q and of new keys are rotated */
 
 /* What a plan holds for it (contract/family.h). */
 #define MMA_DECODE_PARAMETERS(X)                                                           \
@@ -36,15 +36,15 @@
 /* MASK_PER_ROW and INTERVALS_PER_ROW. */
 #define MMA_DECODE_NONE  0
 #define MMA_DECODE_ALIKE 1 /* every row of a KV head sees the same keys: to be listed is to be seen */
-#define MMA_DECODE_EACH  2 /* rows differ: each looks at the keys listed for any */
+#define MMA_DECODE_EACH  2 /* rows differ: each tests the keys listed for any */
 
 #define MMA_DECODE_ORDERED_MAX 32 /* sequences that ORDERED takes */
 
 /* SPLIT_RULE: the keys of a split. */
 #define MMA_PARTS_EQUAL     0 /* an equal share of the tiles */
-#define MMA_PARTS_BY_LENGTH 1 /* of as many as mma_decode_parts() says of the block's own sequence; others have none */
+#define MMA_PARTS_BY_LENGTH 1 /* the same over mma_decode_parts() splits of the sequence; further splits have none */
 
-/* How many splits the keys that rows see have, whatever else is in the call: of `rows` of a KV head. */
+/* The number of splits of the keys that `rows` rows of a KV head see, whatever else is in the call. */
 #define MMA_DECODE_PART_KEYS  1024
 #define MMA_DECODE_PARTS_MAX  32
 #define MMA_DECODE_PARTS_ROWS 64 /* more rows have one */
@@ -72,7 +72,7 @@ GPU_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) { retur
 /* Floats between the rows of the warps' outputs, so that eight rows lie in different banks. */
 #define MMA_DECODE_PART_PAD 8
 
-/* Where keys are listed: how many are looked at together, in units of neighbours that go to one split, and entries of
+/* Where keys are listed: how many are tested together, in units of neighbours that go to one split, and entries of
  * the ring of listed keys. */
 #define MMA_DECODE_SCAN       2048
 #define MMA_DECODE_LIST       2560

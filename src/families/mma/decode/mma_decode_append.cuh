@@ -1,23 +1,24 @@
-/* mma_decode_append.cuh: appending in mma_decode.cu: new keys go to the cache, and q and new keys are turned, as a
- * launch of append.cu does before other kernels. For the constants and macros of mma_decode.cu.
+/* mma_decode_append.cuh: appending in mma_decode.cu: it writes new keys to the cache and applies rotary embeddings to q
+ * and new keys, which a launch of append.cu does before other kernels. It uses the constants and macros of
+ * mma_decode.cu.
  *
- * One block of a KV head writes the new keys of a sequence. Attention takes new keys from the call's tensors, so that
- * no block waits for it: each turns its rows of q as it copies them, and a warp turns the new keys of a tile in shared
- * memory, where it has copied them. */
+ * One block of a KV head writes the new keys of a sequence. Attention reads new keys from the call's tensors, so that
+ * no block waits for that one: each rotates its rows of q as it copies them, and a warp rotates the new keys of a tile
+ * in shared memory, where it has copied them. */
 #ifndef FDM_MMA_DECODE_APPEND_CUH
 #define FDM_MMA_DECODE_APPEND_CUH
 
 #include "gpu/rotary.cuh"
 
-/* The n-th two elements of a row: they turn together, or are two neighbours of those that do not. */
+/* The n-th two elements of a row: a pair that is rotated, or two neighbours that are not. */
 struct two_elements {
     int first, second;
-    bool turn;
+    bool rotated;
 };
 __device__ __forceinline__ struct two_elements find_two(const struct gpu_rotary &r, int n) {
-    const bool turn = ROTARY && n < r.dim / 2, halves = turn && ROTARY == APPEND_HALVES;
+    const bool rotated = ROTARY && n < r.dim / 2, halves = rotated && ROTARY == APPEND_HALVES;
     const int first = halves ? n : 2 * n;
-    return {first, halves ? n + r.dim / 2 : first + 1, turn};
+    return {first, halves ? n + r.dim / 2 : first + 1, rotated};
 }
 
 __device__ __forceinline__ float element_at(const char *at) {
@@ -35,9 +36,9 @@ __device__ __forceinline__ char *element_in_tile(char *tile, int row, int elemen
     return tile + chunk_offset<K_CHUNKS>(row, element / CHUNK_ELEMENTS) + element % CHUNK_ELEMENTS * ELEMENT_BYTES;
 }
 
-/* The block's rows of q, turned; rows and columns past the ends become zero. */
-__device__ __forceinline__ void turn_q(const struct gpu_forward_params &a, const struct place &at, const char *q,
-                                       char *q_tile) {
+/* Copies the block's rows of q, rotated; rows and columns past the ends become zero. */
+__device__ __forceinline__ void rotate_q(const struct gpu_forward_params &a, const struct place &at, const char *q,
+                                         char *q_tile) {
     const int64_t first = first_position(a.rotary, at.batch, at.in_cache.cached);
 #pragma unroll 2
     for (int index = threadIdx.x; index < ROWS * HEAD_DIM / 2; index += THREADS) {
@@ -48,7 +49,7 @@ __device__ __forceinline__ void turn_q(const struct gpu_forward_params &a, const
             const char *from = q + (r / a.group * a.q.row + r % a.group * a.q.head) * ELEMENT_BYTES;
             x = element_at(from + two.first * ELEMENT_BYTES);
             y = element_at(from + two.second * ELEMENT_BYTES);
-            if (two.turn)
+            if (two.rotated)
                 turn_pair(a.rotary, first + (a.rotary.moves ? r / a.group : 0), two.first >> (ROTARY != APPEND_HALVES),
                           x, y);
         }
@@ -57,8 +58,8 @@ __device__ __forceinline__ void turn_q(const struct gpu_forward_params &a, const
     }
 }
 
-/* A warp: row `row` of a tile of K turns as at `position`. */
-__device__ __forceinline__ void turn_row_of_tile(const struct gpu_rotary &r, char *tile, int row, int64_t position) {
+/* Rotates row `row` of a tile of K by `position`. A warp calls it. */
+__device__ __forceinline__ void rotate_row_of_tile(const struct gpu_rotary &r, char *tile, int row, int64_t position) {
 #pragma unroll 1
     for (int n = threadIdx.x % 32; n < r.dim / 2; n += 32) {
         const struct two_elements two = find_two(r, n);
@@ -71,13 +72,13 @@ __device__ __forceinline__ void turn_row_of_tile(const struct gpu_rotary &r, cha
     }
 }
 
-/* The sequence's new keys to the cache; all threads of one block of its KV head. */
+/* Writes the sequence's new keys to the cache. All threads of one block of its KV head call it. */
 __device__ __forceinline__ void append_keys(const struct gpu_forward_params &a, const struct place &at) {
     const struct gpu_cache &c = a.cache;
     const int pairs = a.head_dim / 2, chunks = a.head_dim_v / CHUNK_ELEMENTS;
     const int64_t first = first_position(a.rotary, at.batch, at.in_cache.cached);
     struct cached_keys all = at.in_cache;
-    all.cached = all.seqlen_k; /* a new key is to be where the cache has it */
+    all.cached = all.seqlen_k; /* find_page_row() is to give the place in the cache */
 #pragma unroll 1
     for (int n = 0; n < all.seqlen_k - at.in_cache.cached; n++) {
         const struct page_row to = find_page_row(c, all, at.in_cache.cached + n);
@@ -95,7 +96,7 @@ __device__ __forceinline__ void append_keys(const struct gpu_forward_params &a, 
             }
             const struct two_elements two = find_two(a.rotary, index);
             float x = element_at(k + two.first * ELEMENT_BYTES), y = element_at(k + two.second * ELEMENT_BYTES);
-            if (two.turn)
+            if (two.rotated)
                 turn_pair(a.rotary, first + n, index, x, y);
             set_element(k_to + two.first * ELEMENT_BYTES, x);
             set_element(k_to + two.second * ELEMENT_BYTES, y);

@@ -12,30 +12,30 @@
 #define UNIT  mma_decode_unit(WARPS)
 #define UNITS (MMA_DECODE_SCAN / UNIT)
 
-static_assert(MMA_DECODE_LIST >= (STAGES + 1 + LOOKS_AHEAD) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
+static_assert(MMA_DECODE_LIST >= (STAGES + 1 + TABLE_AHEAD) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
 static_assert(MMA_DECODE_LIST % BLOCK_N == 0, "a tile's keys lie side by side in the list");
 static_assert(UNITS * WARPS == 64 && UNITS * UNIT == MMA_DECODE_SCAN, "a lane has two counts of a scan");
 
 /* The sequence at a place of the order in which sequences that see most keys come first, by eight samples of each
  * mask: the longest work begins first. All blocks find the same order. */
 __device__ __forceinline__ int batch_in_place(const struct gpu_forward_params &a, int place) {
-    constexpr int looks = 8;
+    constexpr int samples = 8;
     const int lane = threadIdx.x % 32; /* its sequence */
     const char *mask = a.mask.data + min(lane, a.batch - 1) * a.mask.batch;
     int seen = 0, before = 0;
 #pragma unroll
-    for (int n = 0; n < looks; n++)
-        seen += mask[a.seqlen_k / (2 * looks) * (2 * n + 1) * a.mask.key] != 0;
+    for (int n = 0; n < samples; n++)
+        seen += mask[a.seqlen_k / (2 * samples) * (2 * n + 1) * a.mask.key] != 0;
     seen = lane < a.batch ? seen : -1;
 #pragma unroll
-    for (int n = 0; n <= looks; n++) {
+    for (int n = 0; n <= samples; n++) {
         const uint32_t votes = __ballot_sync(0xffffffff, seen == n);
         before += __popc(n > seen ? votes : n == seen ? votes & ((1u << lane) - 1) : 0);
     }
     return __ffs(__ballot_sync(0xffffffff, before == place)) - 1;
 }
 
-/* The rows of a KV head that the block takes, and the keys that some of them may see. */
+/* The rows of a KV head that the block computes, and the keys that some of them may see. */
 struct place {
     int split, batch, head_kv, first_row, num_rows;
     int seqlen_q, seqlen_k, diagonal, low, high;
@@ -116,7 +116,7 @@ __device__ __forceinline__ struct head_view view_head(const struct gpu_forward_p
 
 struct list {
     uint32_t keys, counts; /* in shared memory */
-    int unit, num_units;   /* of this split: the next one to look at */
+    int unit, num_units;   /* of this split: the next one to test, and all */
     int listed;
 };
 
@@ -154,7 +154,7 @@ __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, co
     return seen;
 }
 
-/* Query heads of the group that may differ in what they see. */
+/* How many query heads of the group may differ in what they see: one, or all. */
 __device__ __forceinline__ int different_heads(const struct gpu_forward_params &a) {
     const bool alike = (!ROW_INTERVALS || a.row_intervals.group >= a.group) && (!BLOCKS || a.blocks.group >= a.group) &&
                        (!INTERVALS || a.intervals.group >= a.group) && (!MASK || a.mask.group >= a.group) &&
