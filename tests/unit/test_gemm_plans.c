@@ -131,11 +131,13 @@ static void splits(void **state) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
     assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
-    const int32_t count = plan.choice.parameters[P_SPLITS];
+    union gemm_parameters parameters = gemm_parameters_of(&plan.choice);
+    const int32_t count = parameters.hopper.splits;
     assert_true(count > 1 && plan.choice.workspace_bytes == (int64_t)256 * 256 * 4 * count);
     assert_int_equal(gemm_requests(&plan, requests), 2);
     assert_string_equal(requests[1].entry, "gemm_combine");
-    plan.choice.parameters[P_STAGES]++; /* a plan that nobody made */
+    parameters.hopper.stages++; /* a plan that nobody made */
+    gemm_set_parameters(&plan.choice, parameters);
     assert_int_equal(gemm_requests(&plan, requests), 0);
 }
 

@@ -60,18 +60,18 @@ static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, con
 static void fill_tile(const fdm_device *device, const fdm_gemm_problem *p, struct tile t,
                       fdm_companion_choice *choice) {
     const int64_t clusters = device->num_sms / t.cluster, items = items_of(p, &t);
-    int32_t *const at = choice->parameters;
-    at[P_WARPGROUPS] = t.warpgroups;
-    at[P_BLOCK_N] = t.block_n;
-    at[P_STAGES] = stages_of(device, &t);
-    at[P_CLUSTER] = t.cluster;
-    at[P_SPLITS] = t.splits;
-    at[P_EARLY] = 1;
-    at[P_BLOCKS] = (int32_t)(items < clusters ? items : clusters) * t.cluster;
-    choice->shared_bytes = gemm_hopper_shared_bytes(t.warpgroups, t.block_n, at[P_STAGES], t.splits > 1);
+    const int32_t stages = stages_of(device, &t), blocks = (int32_t)(items < clusters ? items : clusters) * t.cluster;
+    gemm_set_parameters(choice, (union gemm_parameters){.hopper = {.warpgroups = t.warpgroups,
+                                                                   .block_n = t.block_n,
+                                                                   .stages = stages,
+                                                                   .cluster = t.cluster,
+                                                                   .splits = t.splits,
+                                                                   .blocks = blocks,
+                                                                   .early = 1}});
+    choice->shared_bytes = gemm_hopper_shared_bytes(t.warpgroups, t.block_n, stages, t.splits > 1);
     choice->workspace_bytes = gemm_splits_bytes(p, t.splits);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, cluster %d, %d split%s", 64 * t.warpgroups,
-             t.block_n, at[P_STAGES], t.cluster, t.splits, t.splits > 1 ? "s" : "");
+             t.block_n, stages, t.cluster, t.splits, t.splits > 1 ? "s" : "");
 }
 
 /* Tiles and splits of k that a problem can have, in order; returns how many. */
@@ -138,24 +138,26 @@ void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_compani
 
 int gemm_hopper_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
     const fdm_gemm_problem *p = &plan->problem;
-    const int32_t *at = plan->choice.parameters, partial = at[P_SPLITS] > 1;
+    const union gemm_parameters at = gemm_parameters_of(&plan->choice);
+    const int32_t partial = at.hopper.splits > 1;
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_hopper.cu",
                                             .entry = "gemm_hopper",
                                             .shared_bytes = (int32_t)plan->choice.shared_bytes,
-                                            .threads = 128 * (at[P_WARPGROUPS] + 1)};
+                                            .threads = 128 * (at.hopper.warpgroups + 1)};
     GPU_SET_CONSTANTS(request, GEMM_HOPPER_CONSTANTS, .DTYPE = p->dtype, .A_M_MAJOR = !p->a_rows_contiguous,
-                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c && !partial, .WARPGROUPS = at[P_WARPGROUPS],
-                      .BLOCK_N = at[P_BLOCK_N], .STAGES = at[P_STAGES], .CLUSTER = at[P_CLUSTER], .PARTIAL = partial);
-    return at[P_STAGES] > 1 && at[P_CLUSTER] >= 1 && at[P_SPLITS] >= 1 && at[P_BLOCKS] >= 1 &&
+                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c && !partial,
+                      .WARPGROUPS = at.hopper.warpgroups, .BLOCK_N = at.hopper.block_n, .STAGES = at.hopper.stages,
+                      .CLUSTER = at.hopper.cluster, .PARTIAL = partial);
+    return at.hopper.stages > 1 && at.hopper.cluster >= 1 && at.hopper.splits >= 1 && at.hopper.blocks >= 1 &&
            plan->choice.shared_bytes ==
-               gemm_hopper_shared_bytes(at[P_WARPGROUPS], at[P_BLOCK_N], at[P_STAGES], partial);
+               gemm_hopper_shared_bytes(at.hopper.warpgroups, at.hopper.block_n, at.hopper.stages, partial);
 }
 
 fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
                               const struct gemm_params *params, void *stream) {
-    const int32_t *at = plan->choice.parameters;
-    const struct tile t = {at[P_WARPGROUPS], at[P_BLOCK_N], at[P_CLUSTER], at[P_SPLITS]};
+    const union gemm_parameters at = gemm_parameters_of(&plan->choice);
+    const struct tile t = {at.hopper.warpgroups, at.hopper.block_n, at.hopper.cluster, at.hopper.splits};
     const struct gemm_tma_tile tile = tma_tile_of(&plan->problem, &t);
-    const struct gemm_tma_grid grid = {at[P_BLOCKS], 128 * (t.warpgroups + 1), at[P_EARLY]};
+    const struct gemm_tma_grid grid = {at.hopper.blocks, 128 * (t.warpgroups + 1), at.hopper.early};
     return gemm_tma_launch(plan, kernel, &tile, &grid, params, stream);
 }

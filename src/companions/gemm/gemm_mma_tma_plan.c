@@ -59,13 +59,11 @@ static void fill_columns(const fdm_device *device, const fdm_gemm_problem *p, in
                          fdm_companion_choice *choice) {
     const struct gemm_tma_tile t = tile_with(block_n);
     const int64_t items = gemm_tma_items(p, &t), sms = device->num_sms > 0 ? device->num_sms : 1;
-    int32_t *const at = choice->parameters;
-    at[TMA_BLOCK_N] = t.block_n;
-    at[TMA_STAGES] = stages_of(device, t.block_n);
-    at[TMA_BLOCKS] = (int32_t)(items < sms ? items : sms);
-    at[TMA_EARLY] = 1;
-    choice->shared_bytes = gemm_mma_tma_shared_bytes(t.block_n, at[TMA_STAGES]);
-    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages", GEMM_MMA_BLOCK_M, t.block_n, at[TMA_STAGES]);
+    const int32_t stages = stages_of(device, t.block_n), blocks = (int32_t)(items < sms ? items : sms);
+    gemm_set_parameters(choice, (union gemm_parameters){
+                                    .mma_tma = {.block_n = t.block_n, .stages = stages, .blocks = blocks, .early = 1}});
+    choice->shared_bytes = gemm_mma_tma_shared_bytes(t.block_n, stages);
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages", GEMM_MMA_BLOCK_M, t.block_n, stages);
 }
 
 void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
@@ -88,22 +86,22 @@ int gemm_mma_tma_variant(const fdm_device *device, const void *problem, int32_t 
 
 int gemm_mma_tma_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
     const fdm_gemm_problem *p = &plan->problem;
-    const int32_t *at = plan->choice.parameters;
+    const union gemm_parameters at = gemm_parameters_of(&plan->choice);
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_mma_tma.cu",
                                             .entry = "gemm_mma_tma",
                                             .shared_bytes = (int32_t)plan->choice.shared_bytes,
                                             .threads = GEMM_MMA_TMA_THREADS};
     GPU_SET_CONSTANTS(request, GEMM_MMA_TMA_CONSTANTS, .DTYPE = p->dtype, .A_M_MAJOR = !p->a_rows_contiguous,
-                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c, .BLOCK_N = at[TMA_BLOCK_N],
-                      .STAGES = at[TMA_STAGES]);
-    return at[TMA_BLOCK_N] > 0 && at[TMA_STAGES] > 1 && at[TMA_BLOCKS] >= 1 &&
-           plan->choice.shared_bytes == gemm_mma_tma_shared_bytes(at[TMA_BLOCK_N], at[TMA_STAGES]);
+                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c, .BLOCK_N = at.mma_tma.block_n,
+                      .STAGES = at.mma_tma.stages);
+    return at.mma_tma.block_n > 0 && at.mma_tma.stages > 1 && at.mma_tma.blocks >= 1 &&
+           plan->choice.shared_bytes == gemm_mma_tma_shared_bytes(at.mma_tma.block_n, at.mma_tma.stages);
 }
 
 fdm_status gemm_mma_tma_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
                                const struct gemm_params *params, void *stream) {
-    const int32_t *at = plan->choice.parameters;
-    const struct gemm_tma_tile tile = tile_with(at[TMA_BLOCK_N]);
-    const struct gemm_tma_grid grid = {at[TMA_BLOCKS], GEMM_MMA_TMA_THREADS, at[TMA_EARLY]};
+    const union gemm_parameters at = gemm_parameters_of(&plan->choice);
+    const struct gemm_tma_tile tile = tile_with(at.mma_tma.block_n);
+    const struct gemm_tma_grid grid = {at.mma_tma.blocks, GEMM_MMA_TMA_THREADS, at.mma_tma.early};
     return gemm_tma_launch(plan, kernel, &tile, &grid, params, stream);
 }

@@ -96,14 +96,10 @@ static struct rung rung_of(const fdm_device *device, const fdm_gemm_problem *p, 
     return mma_shared_bytes(&r) > device->shared_bytes ? rungs[MMA_WIDE] : r;
 }
 
-/* The numbers of a choice of gemm.mma or of a rung below it. */
-enum { MMA_BLOCK_N, MMA_BLOCK_K, MMA_STAGES, MMA_AHEAD_TOO };
-
 static void fill_rung(const fdm_gemm_problem *p, struct rung r, fdm_companion_choice *choice) {
-    choice->parameters[MMA_BLOCK_N] = r.block_n;
-    choice->parameters[MMA_BLOCK_K] = r.block_k;
-    choice->parameters[MMA_STAGES] = r.stages;
-    choice->parameters[MMA_AHEAD_TOO] = r.ahead;
+    gemm_set_parameters(choice,
+                        (union gemm_parameters){
+                            .mma = {.block_n = r.block_n, .block_k = r.block_k, .stages = r.stages, .ahead = r.ahead}});
     choice->shared_bytes = mma_shared_bytes(&r);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d of k, %d stages, %s", GEMM_MMA_BLOCK_M, r.block_n,
              r.block_k, r.stages, p->mappable ? "16-byte copies" : "copies of elements");
@@ -133,10 +129,9 @@ static int mma_variant(const fdm_device *device, const void *problem, int32_t nu
 /* 0: the numbers are none that mma_fill() can have made. */
 static int mma_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
     const fdm_gemm_problem *p = &plan->problem;
-    const int32_t *at = plan->choice.parameters;
+    const union gemm_parameters at = gemm_parameters_of(&plan->choice);
     const struct rung *named = &rungs[plan->choice.kernel_index];
-    const struct rung r = {at[MMA_BLOCK_N], at[MMA_BLOCK_K], at[MMA_STAGES],
-                           named->layout,   named->l2_order, at[MMA_AHEAD_TOO]};
+    const struct rung r = {at.mma.block_n, at.mma.block_k, at.mma.stages, named->layout, named->l2_order, at.mma.ahead};
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_mma.cu",
                                             .entry = "gemm_mma",
                                             .shared_bytes = mma_shared_bytes(&r),
@@ -216,8 +211,8 @@ _Static_assert(sizeof(fdm_gemm_problem) <= COMPANION_PROBLEM_BYTES, "a thread's 
 
 /* Parts of k, whose sums gemm_combine adds where there are several. */
 static int32_t splits_of(const fdm_companion_choice *c) {
-    return c->kernel_index == HOPPER   ? c->parameters[P_SPLITS]
-           : c->kernel_index == SKINNY ? c->parameters[SKINNY_SPLITS]
+    return c->kernel_index == HOPPER   ? gemm_parameters_of(c).hopper.splits
+           : c->kernel_index == SKINNY ? gemm_parameters_of(c).skinny.splits
                                        : 1;
 }
 
@@ -258,7 +253,7 @@ static int64_t blocks_of(const fdm_gemm_plan *plan) {
     case MMA_WARP: return p->batch * tiles_of(p->m, GEMM_WARP_ROWS) * tiles_of(p->n, GEMM_WARPS * GEMM_WARP_COLUMNS);
     case SLICED_K: return p->batch * tiles_of(p->m, GEMM_SLICED_BLOCK) * tiles_of(p->n, GEMM_SLICED_BLOCK);
     case NAIVE: return element_blocks_of(p);
-    default: return mma_tiles(p, plan->choice.parameters[MMA_BLOCK_N]);
+    default: return mma_tiles(p, gemm_parameters_of(&plan->choice).mma.block_n);
     }
 }
 
@@ -266,7 +261,7 @@ fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, vo
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
     const int32_t count = gemm_requests(plan, requests), index = plan->choice.kernel_index;
-    const int early = index == SKINNY && plan->choice.parameters[SKINNY_EARLY];
+    const int early = index == SKINNY && gemm_parameters_of(&plan->choice).skinny.early;
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     params->partials = workspace;

@@ -2,10 +2,45 @@
 #ifndef FDM_GEMM_PLAN_H
 #define FDM_GEMM_PLAN_H
 
+#include <string.h>
+
 #include "companions/companion.h"
 #include "companions/gemm/gemm.h"
 
 extern const struct companion_operation gemm_operation;
+
+/* What a choice of each kernel holds in fdm_companion_choice.parameters. early: the launch may begin before the kernel
+ * ahead of it has ended. */
+union gemm_parameters {
+    struct {
+        int32_t rows, depth; /* constants */
+        int32_t splits;      /* of k */
+        int32_t early, reserved[4];
+    } skinny;
+    struct {
+        int32_t warpgroups, block_n, stages, cluster; /* constants */
+        int32_t splits, blocks;                       /* of k; of the grid */
+        int32_t early, reserved;
+    } hopper;
+    struct {
+        int32_t block_n, stages; /* constants */
+        int32_t blocks;          /* of the grid */
+        int32_t early, reserved[4];
+    } mma_tma;
+    struct {
+        int32_t block_n, block_k, stages, ahead; /* constants */
+        int32_t reserved[4];
+    } mma; /* and the rungs below it */
+};
+_Static_assert(sizeof(union gemm_parameters) == sizeof((fdm_companion_choice *)0)->parameters, "a choice holds them");
+static inline union gemm_parameters gemm_parameters_of(const struct fdm_companion_choice *choice) {
+    union gemm_parameters parameters;
+    memcpy(&parameters, choice->parameters, sizeof parameters);
+    return parameters;
+}
+static inline void gemm_set_parameters(struct fdm_companion_choice *choice, union gemm_parameters parameters) {
+    memcpy(choice->parameters, &parameters, sizeof parameters);
+}
 
 /* What the sums of `splits` parts of k take. */
 static inline int64_t gemm_splits_bytes(const struct fdm_gemm_problem *p, int32_t splits) {
@@ -19,8 +54,6 @@ fdm_status gemm_launch(const struct fdm_gemm_plan *plan, struct gemm_params *par
 
 /* ---- gemm_skinny_plan.c ---- */
 
-/* The numbers of a choice of gemm.skinny. */
-enum gemm_skinny_parameter { SKINNY_ROWS, SKINNY_DEPTH, SKINNY_SPLITS, SKINNY_EARLY };
 const char *gemm_skinny_refusal(const fdm_device *device, const void *problem);
 const char *gemm_skinny_passed_over(const fdm_device *device, const void *problem);
 void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
@@ -51,8 +84,6 @@ fdm_status gemm_tma_launch(const struct fdm_gemm_plan *plan, const struct cuda_k
 
 /* ---- gemm_hopper_plan.c ---- */
 
-/* The numbers of a choice of gemm.hopper. */
-enum gemm_hopper_parameter { P_WARPGROUPS, P_BLOCK_N, P_STAGES, P_CLUSTER, P_SPLITS, P_BLOCKS, P_EARLY };
 const char *gemm_hopper_refusal(const fdm_device *device, const void *problem);
 void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
 int gemm_hopper_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice);
@@ -63,8 +94,6 @@ fdm_status gemm_hopper_launch(const struct fdm_gemm_plan *plan, const struct cud
 
 /* ---- gemm_mma_tma_plan.c ---- */
 
-/* The numbers of a choice of gemm.mma-tma. */
-enum gemm_mma_tma_parameter { TMA_BLOCK_N, TMA_STAGES, TMA_BLOCKS, TMA_EARLY };
 const char *gemm_mma_tma_refusal(const fdm_device *device, const void *problem);
 void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
 int gemm_mma_tma_variant(const fdm_device *device, const void *problem, int32_t number, fdm_companion_choice *choice);

@@ -42,14 +42,13 @@ static int32_t splits_of(const fdm_device *device, const fdm_gemm_problem *p) {
 static void fill_way(const fdm_device *device, const fdm_gemm_problem *p, int32_t depth, int32_t splits,
                      fdm_companion_choice *choice) {
     const int32_t rows = p->m <= 8 ? 8 : p->m <= 16 ? 16 : GEMM_SKINNY_ROWS_MAX;
-    choice->parameters[SKINNY_ROWS] = rows;
-    choice->parameters[SKINNY_DEPTH] = depth;
-    choice->parameters[SKINNY_SPLITS] = splits;
-    choice->parameters[SKINNY_EARLY] = device->compute_major >= 9;
+    gemm_set_parameters(
+        choice, (union gemm_parameters){
+                    .skinny = {.rows = rows, .depth = depth, .splits = splits, .early = device->compute_major >= 9}});
     choice->shared_bytes = gemm_skinny_shared_bytes(rows);
     choice->workspace_bytes = gemm_splits_bytes(p, splits);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d loads of B a thread in flight, %d split%s", rows,
-             GEMM_SKINNY_COLUMNS, 8 * choice->parameters[SKINNY_DEPTH], splits, splits > 1 ? "s" : "");
+             GEMM_SKINNY_COLUMNS, 8 * depth, splits, splits > 1 ? "s" : "");
 }
 
 /* The rules' way, then other splits by the rules' depth, then by the other. 4 was slower on an H200: 36.6 beside 35.7
@@ -76,19 +75,20 @@ void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_compani
 
 int gemm_skinny_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
     const fdm_gemm_problem *p = &plan->problem;
-    const int32_t *at = plan->choice.parameters, partial = at[SKINNY_SPLITS] > 1;
+    const union gemm_parameters at = gemm_parameters_of(&plan->choice);
+    const int32_t partial = at.skinny.splits > 1;
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_skinny.cu",
                                             .entry = "gemm_skinny",
                                             .shared_bytes = (int32_t)plan->choice.shared_bytes,
                                             .threads = 32 * GEMM_SKINNY_WARPS};
     GPU_SET_CONSTANTS(request, GEMM_SKINNY_CONSTANTS, .DTYPE = p->dtype, .B_N_MAJOR = p->b_rows_contiguous,
-                      .HAS_C = p->has_c && !partial, .ROWS = at[SKINNY_ROWS], .DEPTH = at[SKINNY_DEPTH],
+                      .HAS_C = p->has_c && !partial, .ROWS = at.skinny.rows, .DEPTH = at.skinny.depth,
                       .PARTIAL = partial);
-    return at[SKINNY_ROWS] >= p->m && at[SKINNY_DEPTH] > 1 && at[SKINNY_SPLITS] >= 1 &&
-           plan->choice.shared_bytes == gemm_skinny_shared_bytes(at[SKINNY_ROWS]);
+    return at.skinny.rows >= p->m && at.skinny.depth > 1 && at.skinny.splits >= 1 &&
+           plan->choice.shared_bytes == gemm_skinny_shared_bytes(at.skinny.rows);
 }
 
 int64_t gemm_skinny_blocks(const fdm_gemm_plan *plan) {
     const fdm_gemm_problem *p = &plan->problem;
-    return ceil_div(p->n, GEMM_SKINNY_COLUMNS) * plan->choice.parameters[SKINNY_SPLITS] * p->batch;
+    return ceil_div(p->n, GEMM_SKINNY_COLUMNS) * gemm_parameters_of(&plan->choice).skinny.splits * p->batch;
 }
