@@ -1,6 +1,6 @@
 /* hopper_consumer.cuh: a consumer warpgroup of 64 query rows in the forwards: its rows, its ping-pong with the other
  * warpgroups, its two products. A kernel defines the tile, its rings (q_ring, k_ring, v_ring, work_ring) and
- * TURN_BARRIER before including it. */
+ * PING_PONG_BARRIER before including it. */
 #ifndef FDM_HOPPER_CONSUMER_CUH
 #define FDM_HOPPER_CONSUMER_CUH
 
@@ -31,13 +31,14 @@ struct q_consumer {
         return warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
     }
 
-    __device__ __forceinline__ void take_turn() {
-        if (TURNS)
-            barrier_sync(TURN_BARRIER + warpgroup, 256);
+    /* PING_PONG: waits until the warpgroup may issue products, and lets the next warpgroup issue its own. */
+    __device__ __forceinline__ void begin_products() {
+        if (PING_PONG)
+            barrier_sync(PING_PONG_BARRIER + warpgroup, 256);
     }
-    __device__ __forceinline__ void pass_turn() {
-        if (TURNS)
-            barrier_arrive(TURN_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
+    __device__ __forceinline__ void end_products() {
+        if (PING_PONG)
+            barrier_arrive(PING_PONG_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
     }
 
     /* S = Q K^T */

@@ -29,7 +29,7 @@ struct tile {
     struct shape {
         int32_t warpgroups, block_n;
         int32_t stages, q_stages; /* of K, and of V; of Q */
-        int32_t score_stages, turns;
+        int32_t score_stages, ping_pong;
     } shape;
     int32_t scheduler;
     double item; /* time of an item, of one with 128 rows 1 */
@@ -37,49 +37,49 @@ struct tile {
 };
 static const struct tile tiles[] = {
     {.takes = {.head_dim_max = 64, .bounded = 0},
-     .shape = {.warpgroups = 3, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 3, .block_n = 128, .stages = 2, .q_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1.25,
      .reason = "192 rows a load; 20 % faster than 128 where they are full"},
     {.takes = {.head_dim_max = 64, .bounded = 1},
-     .shape = {.warpgroups = 3, .block_n = 128, .stages = 4, .q_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 3, .block_n = 128, .stages = 4, .q_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_DYNAMIC,
      .item = 1.25,
      .reason =
          "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
          "fewer rows"},
     {.takes = {.head_dim_max = 96, .bounded = 1, .seqlen_k_min = 1536},
-     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1.33,
      .reason = "192 rows a load; 8 to 15 % faster than 128x128"},
     {.takes = {.head_dim_max = 96, .bounded = -1, .seqlen_k_min = 1536},
-     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1.44,
      .reason = "192 rows a load; 2 to 5 % faster than 128x128"},
     {.takes = {.head_dim_max = 96, .bounded = -1},
-     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .shape = {.warpgroups = 3, .block_n = 96, .stages = 2, .q_stages = 1, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1.6,
      .reason = "192 rows save a wave; each waits for its Q"},
     {.takes = {.head_dim_max = 128, .bounded = 0},
-     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1,
      .reason = "the next item's Q is there; 176 keys with one Q are slower at every length"},
     {.takes = {.head_dim_max = 128, .bounded = 1, .seqlen_k_min = 513},
-     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_DYNAMIC,
      .item = 1,
      .reason = "1 to 4 % faster than in a static order"},
     {.takes = {.head_dim_max = 128, .bounded = 1},
-     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1,
      .reason = "short items: pairs of equal work need no count"},
     {.takes = {.head_dim_max = 192, .bounded = -1},
-     .shape = {.warpgroups = 2, .block_n = 96, .stages = 2, .q_stages = 1, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 96, .stages = 2, .q_stages = 1, .ping_pong = 1},
      .scheduler = ITEMS_STATIC,
      .item = 1,
      .reason = "two stages of K and V fit; 4 % faster than 112 keys"},
@@ -99,22 +99,22 @@ static const struct tile tiles[] = {
      .item = 1,
      .reason = "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
     {.takes = {.head_dim_max = 64, .scored = 1, .bounded = -1},
-     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .score_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 2, .score_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_DYNAMIC,
      .item = 1,
      .reason = "two stages of scores fit"},
     {.takes = {.head_dim_max = 128, .scored = 2, .bounded = -1},
-     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 2, .score_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 2, .score_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_DYNAMIC,
      .item = 1,
      .reason = "two stages of the mask hide its loads; up to 30 % faster than one beside 128 keys"},
     {.takes = {.head_dim_max = 128, .scored = 1, .bounded = -1},
-     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 1, .score_stages = 1, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 128, .stages = 2, .q_stages = 1, .score_stages = 1, .ping_pong = 1},
      .scheduler = ITEMS_DYNAMIC,
      .item = 1,
      .reason = "one stage of scores fits"},
     {.takes = {.head_dim_max = 128, .scored = 1, .bounded = -1},
-     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 2, .score_stages = 2, .turns = 1},
+     .shape = {.warpgroups = 2, .block_n = 64, .stages = 2, .q_stages = 2, .score_stages = 2, .ping_pong = 1},
      .scheduler = ITEMS_DYNAMIC,
      .item = 1,
      .reason = "two stages of scores fit"},
@@ -383,7 +383,7 @@ static void name_choice(const struct variant *v, const fdm_problem *p, char *cod
     if (v->packing.packed > 1)
         snprintf(packed, sizeof packed, "_Packed%d", v->packing.packed);
     snprintf(code, size, "SM90_Wgmma_%dx%d%s_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->shape.warpgroups,
-             v->tile->shape.block_n, stages, v->tile->shape.q_stages, scores, v->tile->shape.turns ? "_Turns" : "",
+             v->tile->shape.block_n, stages, v->tile->shape.q_stages, scores, v->tile->shape.ping_pong ? "_Turns" : "",
              emulated, packed, split, copies, items_order_names[v->scheduler]);
 }
 
@@ -437,7 +437,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     GPU_ADD_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
                       .BLOCK_N = t->shape.block_n, .STAGES = t->shape.stages, .Q_STAGES = t->shape.q_stages,
-                      .SCORE_STAGES = scored(p) ? t->shape.score_stages : 0, .TURNS = t->shape.turns,
+                      .SCORE_STAGES = scored(p) ? t->shape.score_stages : 0, .PING_PONG = t->shape.ping_pong,
                       .SCHEDULER = x.SCHEDULER, .EXP2_FREQUENCY = x.EXP2_FREQUENCY, .EXP2_RESIDUE = x.EXP2_RESIDUE,
                       .PACKED_HEADS = x.PACKED_HEADS, .SPLITS = x.NUM_SPLITS > 1, .REDO = gpu_hides_keys(p));
     request->file = "families/hopper/forward/hopper_forward.cu";

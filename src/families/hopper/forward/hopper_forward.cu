@@ -1,29 +1,31 @@
 /* hopper_forward.cu: the forward for compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
  *
  * Idea: FlashAttention-2 (Dao, 2023) with specialised warpgroups as in FlashAttention-3 (Shah et al., 2024): one thread
- * of a producer warpgroup fills rings of K and V by TMA, each other warpgroup owns 64 query rows. Q K^T of a step and P
- * V of the step before are issued together; with TURNS one warpgroup at a time does that, while the others make P, so
- * that matrix and exponential work overlap between warpgroups. Where nothing raises a row's maximum, P is made with the
- * maxima of the tiles before (hopper_softmax.cuh).
+ * of a producer warpgroup fills rings of K and V by TMA, and each other warpgroup owns 64 query rows. A warpgroup
+ * issues Q K^T of a step and P V of the step before together. With PING_PONG one warpgroup at a time issues products
+ * while the others compute P, so that products and exponentials overlap between warpgroups. Where no score raises its
+ * row's maximum, P is computed with the maxima of the tiles before (hopper_softmax.cuh).
  *
  * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N keys; tiles of keys are walked from the last visible one down, so
  * that those under the diagonal, which hide keys, come first. Tiles that no row sees are never loaded.
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
- *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], RANGED: of each stage of K the rows
- *   that see its keys, barriers, two work items.
+ *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], with RANGED the rows that see each key
+ *   of each stage of K, barriers, two work items.
  *
- * RANGED: rows see keys by ranges of rows or of keys, and the tile plan says which tiles of keys are seen and which are
- * full (hopper_ranges.cuh). A second warp of the producer's writes the ranges of rows of the tiles that are not; those
- * of keys are read where they hide something. Heads whose keys lie scattered are left to hopper_gather.cu.
+ * RANGED: ranges of rows or of keys say which rows see a key, and the tile plan names the tiles of keys that some row
+ * sees and those that all rows see whole (hopper_ranges.cuh). For tiles that not all rows see whole, a second warp of
+ * the producer warpgroup writes the ranges of rows to shared memory, and consumers read the ranges of keys from global
+ * memory. hopper_gather.cu computes the heads whose visible keys lie scattered.
  *
- * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
- * (an arrival of each consumer warp). RANGED: a stage's step is known (an arrival of the second warp), when K is empty.
- * The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
+ * Barriers: each stage of a ring has a full barrier (one arrival of the producer and the bytes of TMA) and an empty one
+ * (one arrival of each consumer warp). With RANGED a stage of K has a third, at which the second warp arrives when it
+ * has named the step's tile; K's stage is empty then. The named barrier 1 + w belongs to the ping-pong of warpgroup w,
+ * 5 + w to that warpgroup alone, and 4 to all consumers.
  *
- * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 232 or 240 with two
- * consumer warpgroups, 160 with three. */
+ * Registers: a consumer has S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides, of 224 to 240 with two
+ * consumer warpgroups or 160 with three. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
@@ -35,9 +37,9 @@
 
 HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define ASKS_LATE (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS || ROW_RUNS))
-#define BLOCK_M   (64 * WARPGROUPS)
-#define THREADS   (128 * (WARPGROUPS + 1))
+#define NEXT_AT_END (SCHEDULER == ITEMS_DYNAMIC && !VARLEN && (WINDOW || MASK || INTERVALS || ROW_RUNS))
+#define BLOCK_M     (64 * WARPGROUPS)
+#define THREADS     (128 * (WARPGROUPS + 1))
 #include "families/hopper/forward/hopper_rows.cuh"
 #include "families/hopper/forward/hopper_softmax.cuh"
 #include "families/hopper/forward/hopper_work.cuh"
@@ -45,14 +47,15 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/redo.cuh"
 #include "gpu/unused_rows.cuh"
 
-#define F16    (DTYPE == GPU_FLOAT16)
-#define RANGED (INTERVALS || (MASK && !MASK_ROWS) || (ROW_RUNS && !MASK_TILE && !BIAS))
-#define WALKED (BLOCK_MASKED || RANGED) /* the producer says which tile a step has */
-#define PASSES (WINDOW && !WALKED)      /* a warpgroup passes by steps that only others see */
-static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
-static_assert(!ROW_RUNS || (!SPLITS && PACKED_HEADS == 1), "so do runs of rows beside splits and packed heads");
+#define F16         (DTYPE == GPU_FLOAT16)
+#define RANGED      (INTERVALS || (MASK && !MASK_ROWS) || (ROW_RUNS && !MASK_TILE && !BIAS))
+#define WALKED      (BLOCK_MASKED || RANGED) /* the producer names the tile of each step */
+#define SKIPS_TILES (WINDOW && !WALKED)      /* a warpgroup skips tiles that only the others see */
+static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1),
+              "ranges exclude tiles of mask and bias, splits and packed heads");
+static_assert(!ROW_RUNS || (!SPLITS && PACKED_HEADS == 1), "runs of rows exclude splits and packed heads");
 
-/* A row of a split done again: what store_part() leaves of it. */
+/* Stores a recomputed row of a split, as store_part() does. */
 __device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
                                                   const struct redone_row<HEAD_DIM_V> &again, int head, int row) {
     const int64_t slot = part_slot(a, f, head, row);
@@ -86,7 +89,7 @@ enum {
     WORK = (WORK_RING + ring<2>::BYTES + 15) / 16 * 16,
     STEP_KNOWN = WORK + 2 * ITEM_BYTES,
     RANGE_SOURCES = STEP_KNOWN + (RANGED ? stage_barriers<STAGES>::BYTES : 0),
-    STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED: what a stage of K holds */
+    STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED: a word for each stage of K */
     END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_CONTROL_BYTES, "barriers and work items fit");
@@ -94,12 +97,12 @@ static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
                   hopper_forward_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, SCORE_STAGES, HEAD_DIM, HEAD_DIM_V,
                                               MASK_TILE, BIAS ? BIAS_BYTES : 0, RANGED),
               "the plan knows the bytes");
-/* A step's word: the tile of keys, whether there are more, and a bit for each warpgroup whose rows do not see all of
- * its keys. */
+/* The word of a step: its tile of keys, whether another step follows, and a bit for each warpgroup of which some row
+ * does not see the tile whole. */
 enum { STEP_TILE = (1 << 26) - 1, STEP_MORE = 1 << 26, STEP_LOOK = 1 << 27, STEP_ALL_LOOK = STEP_LOOK * 7 };
-enum { TURN_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
+enum { PING_PONG_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
-/* What lies there, of the shared memory from `base` on. */
+/* Views of the shared memory that begins at `base`. */
 typedef ring<Q_STAGES, Q_BYTES> q_stages;
 typedef ring<STAGES, K_BYTES> k_stages;
 typedef ring<STAGES, V_BYTES> v_stages;
@@ -151,7 +154,7 @@ struct producer {
         return VARLEN ? 0 : SPLITS ? f.batch / a.in.num_splits : f.batch;
     }
 
-    /* `count` panels of `rows` rows from row `row` of a head to `to`. */
+    /* Loads `count` panels of `rows` rows, from row `row` of a head on, to `to`. */
     template <int count, int rows>
     __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
                                          int head, int batch) {
@@ -163,7 +166,7 @@ struct producer {
         write_facts(work_ring(base).tile(item), f);
         work_ring(base).full().arrive(item);
     }
-    /* Its map has heads before rows. */
+    /* Loads Q of packed heads, whose map has heads before rows. */
     __device__ __forceinline__ void load_packed(uint32_t to, uint32_t full, const struct item_facts &f) {
         mbarrier_arrive_expect_tx(full, Q_PANELS * panels<BLOCK_M>::BYTES);
 #pragma unroll
@@ -205,12 +208,12 @@ struct producer {
                                     f.head / a.mask_group, a.mask_batches == 1 ? 0 : f.batch);
     }
 
-    /* The block mask of the item's rows: GPU_BLOCK_* of each tile. */
+    /* The block mask of the item's rows: GPU_BLOCK_* for each tile of keys. */
     __device__ __forceinline__ const uint8_t *block_mask_of(const struct item_facts &f) const {
         return a.in.block_mask + f.batch * a.in.block_mask_batch +
                f.head / a.in.block_mask_group * a.in.block_mask_head + f.first_row / BLOCK_M * a.in.block_mask_row;
     }
-    /* The last tile up to `tile` of which the mask shows something, or one below first_tile. */
+    /* The last tile up to `tile` with a key that the mask shows, or first_tile - 1 where there is none. */
     static __device__ __forceinline__ int visible_tile(const uint8_t *block_mask, int tile, int first_tile) {
         while (tile >= first_tile && block_mask[tile] == GPU_BLOCK_HIDDEN) {
             if (tile % 16 == 15) { /* rows begin at multiples of 16 bytes */
@@ -222,7 +225,7 @@ struct producer {
         return max(tile, first_tile - 1);
     }
 
-    /* The steps of an item of which a mask or runs of rows hide tiles: those they show, each with its word. */
+    /* Loads the tiles of an item that a mask or runs of rows show, and writes the word of each step. */
     __device__ __forceinline__ void load_shown(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group, batch = batch_of(f);
         const uint8_t *block_mask = block_mask_of(f);
@@ -233,7 +236,7 @@ struct producer {
             const bool look = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
             const int next = visible_tile(block_mask, tile - 1, f.first_tile);
             if (next < f.first_tile)
-                scheduler.ask_late(a);
+                scheduler.request_at_end(a);
             k_ring(base).wait_empty(step);
             st_shared_4(step_word(base, step),
                         (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
@@ -249,7 +252,7 @@ struct producer {
             load_v(step - 1, k_begin + before * BLOCK_N, head, batch);
     }
 
-    /* RANGED: the steps that the second warp names, one at least. K's stage is empty then. */
+    /* RANGED: loads the tiles that the second warp names, at least one. It names a tile when K's stage is empty. */
     __device__ __forceinline__ void load_named(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group, batch = batch_of(f);
         load_q(f);
@@ -261,7 +264,7 @@ struct producer {
             const int row = k_begin + (word & STEP_TILE) * BLOCK_N;
             more = word & STEP_MORE;
             if (!more)
-                scheduler.ask_late(a);
+                scheduler.request_at_end(a);
             load_k(row, head, batch);
             if (before >= 0)
                 load_v(step - 1, before, head, batch);
@@ -270,14 +273,14 @@ struct producer {
         load_v(step - 1, before, head, batch);
     }
 
-    /* K of a step is needed before V of the step before it, and is loaded first. */
+    /* Loads all tiles of an item. K of a step is needed before V of the step before, and is loaded first. */
     __device__ __forceinline__ void load_item(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group, batch = batch_of(f);
         load_q(f);
 #pragma unroll 1
         for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--, step++) {
             if (tile == f.first_tile)
-                scheduler.ask_late(a);
+                scheduler.request_at_end(a);
             load_k(k_begin + tile * BLOCK_N, head, batch);
             if (SCORED)
                 load_scores(f, tile * BLOCK_N);
@@ -288,7 +291,7 @@ struct producer {
             load_v(step - 1, k_begin + f.first_tile * BLOCK_N, head, batch);
     }
 
-    /* Of the tiles those of the item's split: its batch counts splits, too. */
+    /* Keeps of the item's tiles those of its split. An item's batch counts batches and splits. */
     static __device__ __forceinline__ void keep_part(struct item_facts &f, int splits) {
         const int each = (f.last_tile - f.first_tile + splits - 1) / splits;
         f.first_tile = min(f.first_tile + f.batch % splits * each, f.last_tile);
@@ -304,7 +307,7 @@ struct producer {
             f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
         publish(f);
         if (f.first_tile >= f.last_tile)
-            scheduler.ask_late(a);
+            scheduler.request_at_end(a);
         if (RANGED && f.first_tile < f.last_tile)
             load_named(f, s.k_begin);
         else if (RANGED)
@@ -316,17 +319,17 @@ struct producer {
         item++;
     }
 
-    /* RANGED: whether hopper_gather.cu runs an item. */
+    /* RANGED: whether hopper_gather.cu computes the item. */
     __device__ __forceinline__ bool leaves(const struct work_item &work) const {
         return RANGED && a.gathers && is_scattered(a.plan, tile_plan_head(&a.plan, work.head, work.batch));
     }
 
-    /* none: it runs all of them. */
+    /* none: hopper_gather.cu computes all items. */
     __device__ __forceinline__ void run(bool none) {
         scheduler.initial();
         for (; !none && scheduler.valid(a); scheduler.advance()) {
             const struct work_item work = item_at(a, scheduler.place);
-            scheduler.ask_early(a);
+            scheduler.request_at_begin(a);
             if (work.batch >= 0 && !leaves(work)) {
                 const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
                 struct item_facts f = {
@@ -336,7 +339,7 @@ struct producer {
                     continue;
                 }
             }
-            scheduler.ask_late(a); /* it is passed over */
+            scheduler.request_at_end(a); /* the item is skipped */
         }
         publish({-1, 0, 0, 0, 0, 0, 0, 0});
     }
@@ -357,7 +360,7 @@ struct consumer : q_consumer {
         return {f.batch, f.seqlen_q, f.seqlen_k, f.q_begin, 0, f.seqlen_k - f.seqlen_q};
     }
 
-    /* Keys that a row does not see, of a tile that a row of the warpgroup does not see whole. */
+    /* Hides, by windows and ends, what rows do not see of a tile that some row of the warpgroup does not see whole. */
     __device__ __forceinline__ void hide(int tile) {
         const struct item_facts f = facts();
         const struct sequence at = sequence_of(f);
@@ -369,7 +372,7 @@ struct consumer : q_consumer {
         hide_keys(s, first, last);
     }
 
-    /* The same by runs of rows, of a tile that the block mask does not call full. */
+    /* The same by runs of rows, in a tile that the block mask does not call full. */
     __device__ __forceinline__ void hide_by_rows(int tile) {
         const struct item_facts f = facts();
 #pragma unroll
@@ -380,7 +383,7 @@ struct consumer : q_consumer {
         }
     }
 
-    /* The same, of a tile that the plan does not call full to the warpgroup's rows. */
+    /* The same by ranges of rows, in a tile that the plan does not call full for the warpgroup's rows. */
     __device__ __forceinline__ void hide_by_ranges() {
         const uint32_t ranges = ranges_of_step(base, step) + threadIdx.x % 4 * RANGE_ROW_BYTES;
         const uint32_t row = local_row();
@@ -398,7 +401,8 @@ struct consumer : q_consumer {
         }
     }
 
-    /* Scores of a tile to P. */
+    /* Computes P from the products of a tile. look: masks, bias or ranges of the tile are read; partial: windows or
+     * ends hide some of its keys; has_o: O holds sums of earlier tiles. */
     __device__ __forceinline__ void scores_to_p(int tile, bool look, bool partial, bool has_o) {
         if (SCORED && look) {
             const panels<BLOCK_M> bias = {score_ring(base).tile(score_step)};
@@ -421,7 +425,7 @@ struct consumer : q_consumer {
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }
 
-    /* Packed sequences: past the end of this one lie the keys of the next, whose values may be anything. */
+    /* Packed sequences: clears V past the end of this one, where the next one lies, whose values may not be finite. */
     __device__ __forceinline__ void clear_tail(int last_tile) {
         if (!VARLEN)
             return;
@@ -437,8 +441,8 @@ struct consumer : q_consumer {
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
 
-    /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others
-     * follow. */
+    /* Waits for K of a step. WALKED: sets `tile`, and `look` where mask, bias or ranges of the tile are to be read.
+     * `more`: another step follows. */
     __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
         k_ring(base).wait_full(step);
         if (WALKED) {
@@ -452,16 +456,17 @@ struct consumer : q_consumer {
         }
     }
 
-    __device__ __forceinline__ void skip_turn() {
-        take_turn();
-        pass_turn();
+    __device__ __forceinline__ void skip_products() {
+        begin_products();
+        end_products();
     }
 
-    /* A step whose keys no row of the warpgroup sees. Its scores are released before its turn: where they have one
-     * stage, the next ones and then this step's V are loaded after that, and who has the turn waits for V. */
-    __device__ __forceinline__ void pass(bool with_turn) {
-        if (with_turn && !SCORED)
-            skip_turn();
+    /* Releases the stages of a tile that no row of the warpgroup sees. Mask and bias are released before the
+     * warpgroup's place in the ping-pong comes: where they have one stage, the producer loads the next ones and then
+     * this step's V after that, and the warpgroup that issues products waits for that V. */
+    __device__ __forceinline__ void skip_tile(bool in_ping_pong) {
+        if (in_ping_pong && !SCORED)
+            skip_products();
         k_ring(base).wait_full(step);
         if (SCORED)
             score_ring(base).wait_full(score_step);
@@ -469,27 +474,27 @@ struct consumer : q_consumer {
         k_ring(base).release(step);
         if (SCORED)
             score_ring(base).release(score_step++);
-        if (with_turn && SCORED)
-            skip_turn();
+        if (in_ping_pong && SCORED)
+            skip_products();
         v_ring(base).wait_full(step);
         __syncwarp();
         v_ring(base).release(step);
         step++;
     }
 
-    /* The tiles of keys that rows of the warpgroup see: it walks from `tile` down to `first`, and `rest` tiles below
-     * are other warpgroups'. All rows see the tiles full_first .. full_last - 1 whole. */
+    /* The tiles of keys that rows of the warpgroup see: it walks from `tile` down to `first`, and only the other
+     * warpgroups see the `rest` tiles below. All rows see the tiles full_first .. full_last - 1 whole. */
     struct tile_walk {
         int tile, first, rest, full_first, full_last;
         __device__ __forceinline__ bool is_full() const { return tile >= full_first && tile < full_last; }
     };
-    /* Passes the tiles above it; false, and all tiles passed, when no row of the warpgroup sees a key. */
+    /* Skips the tiles above the walk. When no row of the warpgroup sees a key, it skips all tiles and returns false. */
     __device__ __forceinline__ bool begin_walk(struct tile_walk &w) {
         const struct item_facts f = facts();
         const struct sequence at = sequence_of(f);
         struct item_facts own = f;
         own.first_row += warpgroup * 64;
-        if (PASSES) {
+        if (SKIPS_TILES) {
             if (own.first_row < f.seqlen_q * PACKED_HEADS)
                 find_tiles(a.in, at, 64, own);
             else
@@ -507,19 +512,20 @@ struct consumer : q_consumer {
             return false;
         if (!RANGED)
             clear_tail(f.last_tile - 1);
-        if (PASSES && own.first_tile >= own.last_tile) {
+        if (SKIPS_TILES && own.first_tile >= own.last_tile) {
             for (w.tile = f.last_tile - 1; w.tile >= f.first_tile; w.tile--)
-                pass(w.tile > f.first_tile);
+                skip_tile(w.tile > f.first_tile);
             return false;
         }
-        for (w.tile = f.last_tile - 1; PASSES && w.tile >= own.last_tile; w.tile--)
-            pass(true);
+        for (w.tile = f.last_tile - 1; SKIPS_TILES && w.tile >= own.last_tile; w.tile--)
+            skip_tile(true);
         w.first = own.first_tile;
         w.rest = own.first_tile - f.first_tile;
         return true;
     }
 
-    /* O of the item; false when no row of the warpgroup sees a key. All warpgroups take as many turns. */
+    /* Computes O of the item; returns false when no row of the warpgroup sees a key. All warpgroups issue products
+     * equally often, skipped tiles included, so that their ping-pong stays balanced. */
     __device__ __forceinline__ bool compute() {
         struct tile_walk w;
         if (!begin_walk(w))
@@ -545,13 +551,13 @@ struct consumer : q_consumer {
         while (more) {
             w.tile--;
             next_step(w.tile, look, more, w.first);
-            take_turn();
+            begin_products();
             wgmma_fence();
             multiply_qk();
             v_ring(base).wait_full(step - 1);
             multiply_pv(add);
             wgmma_commit_group();
-            pass_turn();
+            end_products();
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
@@ -567,17 +573,17 @@ struct consumer : q_consumer {
         wgmma_commit_group();
         wgmma_wait_group<0>(o);
         v_ring(base).release(step - 1);
-        while (PASSES && w.rest-- > 0)
-            pass(true);
+        while (SKIPS_TILES && w.rest-- > 0)
+            skip_tile(true);
         return true;
     }
 
-    /* Rows of the warp that a key which they do not see has spoiled: a bit each. */
+    /* Computes again the rows of the warp, a bit each in `spoiled`, that a key which they do not see made NaN. */
     __device__ __forceinline__ void redo_rows(const struct item_facts &f, uint32_t spoiled) {
         const struct sequence at = find_sequence(a.in, SPLITS ? f.batch / a.in.num_splits : f.batch);
         const int first = f.first_tile * BLOCK_N, last = min(f.last_tile * BLOCK_N, at.seqlen_k);
         for_each_bit(spoiled, [&](int n) {
-            const int i = uniform(f.first_row + local_row() + n); /* of the first lane's row on */
+            const int i = uniform(f.first_row + local_row() + n); /* counted from the first lane's row */
             const int row = i / PACKED_HEADS, head = f.head * PACKED_HEADS + i % PACKED_HEADS;
             if (row >= f.seqlen_q)
                 return;
@@ -589,8 +595,8 @@ struct consumer : q_consumer {
     }
 
     __device__ __forceinline__ void run() {
-        if (TURNS && warpgroup == WARPGROUPS - 1)
-            pass_turn();
+        if (PING_PONG && warpgroup == WARPGROUPS - 1)
+            end_products();
         for (;; item++) {
             work_ring(base).wait_full(item);
             if (facts().first_row < 0)
@@ -622,8 +628,8 @@ struct consumer : q_consumer {
             __syncwarp();
             q_ring(base).release(item);
         }
-        if (TURNS && warpgroup == 0)
-            take_turn(); /* nobody leaves an arrival behind */
+        if (PING_PONG && warpgroup == 0)
+            begin_products(); /* drains the last arrival: a named barrier must be balanced at exit */
     }
 };
 
@@ -638,7 +644,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
         bool none = false;
         if (RANGED && threadIdx.x < 64) {
-            griddepcontrol_wait();              /* for the plan */
+            griddepcontrol_wait();              /* for the tile plan */
             griddepcontrol_launch_dependents(); /* hopper_gather.cu's blocks follow as soon as there is room */
         }
         if (RANGED && threadIdx.x < 32)

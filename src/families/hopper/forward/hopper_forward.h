@@ -19,7 +19,7 @@
     X(STAGES)         /* tiles of K, and of V, in flight */                                            \
     X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */               \
     X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                           \
-    X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */    \
+    X(PING_PONG)      /* 1: one warpgroup issues products at a time, the others make P meanwhile */    \
     X(SCHEDULER)      /* ITEMS_* */                                                                    \
     X(EXP2_FREQUENCY) /* EXP2_RESIDUE of every EXP2_FREQUENCY */                                       \
     X(EXP2_RESIDUE)   /* exponentials run on the FMA pipe */                                           \

@@ -17,7 +17,7 @@
 struct tile {
     int32_t head_dim_max;
     struct {
-        int32_t warpgroups, block_n, stages, q_stages, look, consumer_registers, turns;
+        int32_t warpgroups, block_n, stages, q_stages, look, consumer_registers, ping_pong;
     } shape;
     int32_t scheduler;
     const char *reason;
@@ -29,7 +29,7 @@ static const struct tile tiles[] = {
                .q_stages = 2,
                .look = 1024,
                .consumer_registers = 144,
-               .turns = 1},
+               .ping_pong = 1},
      .head_dim_max = 64,
      .scheduler = ITEMS_DYNAMIC,
      .reason = "192 rows share each gathered key; 64 keys a step take 2 % longer"},
@@ -39,7 +39,7 @@ static const struct tile tiles[] = {
                .q_stages = 2,
                .look = 1024,
                .consumer_registers = 144,
-               .turns = 1},
+               .ping_pong = 1},
      .head_dim_max = 128,
      .scheduler = ITEMS_DYNAMIC,
      .reason = "192 rows share each gathered key: 128 take 22 % longer"},
@@ -49,7 +49,7 @@ static const struct tile tiles[] = {
                .q_stages = 1,
                .look = 512,
                .consumer_registers = 208,
-               .turns = 1},
+               .ping_pong = 1},
      .head_dim_max = 192,
      .scheduler = ITEMS_DYNAMIC,
      .reason = "O leaves registers for two warpgroups; not measured"},
@@ -153,7 +153,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = hopper_count_bytes(order);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Gather_%dx%d_S%d_Q%d%s_%s", plan->block_m, plan->block_n,
-             t->shape.stages, t->shape.q_stages, t->shape.turns ? "_Turns" : "", items_order_names[order]);
+             t->shape.stages, t->shape.q_stages, t->shape.ping_pong ? "_Turns" : "", items_order_names[order]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0, keys seen or not %s: 4 producer warps list the keys that some "
              "row sees and gather them, %d warpgroups of 64 query rows compute (%d and %d registers a thread), %d keys "
@@ -174,8 +174,8 @@ static void make_request(const fdm_problem *p, int32_t tile, int32_t order, stru
     GPU_ADD_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
                       .BLOCK_N = t->shape.block_n, .STAGES = t->shape.stages, .Q_STAGES = t->shape.q_stages,
-                      .LOOK = look_of(t, p), .CONSUMER_REGISTERS = t->shape.consumer_registers, .TURNS = t->shape.turns,
-                      .SCHEDULER = order);
+                      .LOOK = look_of(t, p), .CONSUMER_REGISTERS = t->shape.consumer_registers,
+                      .PING_PONG = t->shape.ping_pong, .SCHEDULER = order);
     request->file = "families/hopper/forward/hopper_gather.cu";
     request->entry = "hopper_gather";
     request->shared_bytes = shared_bytes(t, p);

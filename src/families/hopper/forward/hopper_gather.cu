@@ -88,7 +88,7 @@ static_assert(CONTROL + HOPPER_GATHER_CONTROL_BYTES + 1024 == hopper_gather_shar
               "the plan knows the bytes");
 static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0, "a step's keys fit the lists");
 enum { STEP_PART = 1, STEP_MORE = 2 };
-enum { TURN_BARRIER = 1, PRODUCERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
+enum { PING_PONG_BARRIER = 1, PRODUCERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
 /* Views of the shared memory that begins at `base`. */
 typedef ring<Q_STAGES, Q_BYTES> q_stages;
@@ -392,7 +392,7 @@ struct producer {
         struct item_facts f = {-1, 0, 0, 0, 0, 0, 0, 0};
         while (f.first_row < 0 && scheduler.valid(a)) {
             const struct work_item work = item_at(a, scheduler.place);
-            scheduler.ask_early(a);
+            scheduler.request_at_begin(a);
             if (work.batch >= 0 && !passes_over(work)) {
                 const struct sequence s = find_sequence(a.in, work.batch);
                 if (work.row_block * BLOCK_M < s.seqlen_q) {
@@ -557,12 +557,12 @@ struct consumer : q_consumer {
             word = next_step();
             v_ring(base).wait_full(step - 1);
             fence_proxy_async();
-            take_turn();
+            begin_products();
             wgmma_fence();
             multiply_qk();
             multiply_pv(add);
             wgmma_commit_group();
-            pass_turn();
+            end_products();
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
@@ -580,8 +580,8 @@ struct consumer : q_consumer {
     }
 
     __device__ __forceinline__ void run() {
-        if (TURNS && warpgroup == WARPGROUPS - 1)
-            pass_turn();
+        if (PING_PONG && warpgroup == WARPGROUPS - 1)
+            end_products();
         for (;; item++) {
             work_ring(base).wait_full(item);
             if (facts().first_row < 0)
@@ -602,8 +602,8 @@ struct consumer : q_consumer {
             __syncwarp();
             q_ring(base).release(item);
         }
-        if (TURNS && warpgroup == 0)
-            take_turn(); /* drains the last arrival: a named barrier must be balanced at exit */
+        if (PING_PONG && warpgroup == 0)
+            begin_products(); /* drains the last arrival: a named barrier must be balanced at exit */
     }
 };
 

@@ -14,7 +14,7 @@
     X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */           \
     X(LOOK)       /* keys that the producers test in a step */                                 \
     X(CONSUMER_REGISTERS)                                                                      \
-    X(TURNS)     /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
+    X(PING_PONG) /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
     X(SCHEDULER) /* ITEMS_* */
 
 /* What a plan holds for it (contract/family.h). */

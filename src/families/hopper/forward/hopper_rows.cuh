@@ -1,7 +1,8 @@
-/* hopper_rows.cuh: the end of a row: its log-sum-exp, and its output by way of the shared memory of its Q. For kernels
- * with BLOCK_M, HEAD_DIM_V, BIAS and VARLEN.
+/* hopper_rows.cuh: the end of a row in the Hopper forwards: its log-sum-exp, and its output, which passes through the
+ * shared memory that held its Q. The kernel that includes it defines BLOCK_M, HEAD_DIM_V, BIAS and VARLEN.
  *
- * local_row: of half 0, in the block tile; a warp has 16 rows, a thread two of them. */
+ * A warp has 16 rows, and a thread two of them, 8 apart: half 0 and half 1. local_row is the thread's row of half 0,
+ * counted in the block tile. */
 #ifndef FDM_HOPPER_ROWS_CUH
 #define FDM_HOPPER_ROWS_CUH
 
@@ -12,9 +13,9 @@
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 
-/* Beside sinks: those of the thread's rows. They are read while the first products are made, so that nothing waits for
- * them. A sink that joins is the row's first maximum, with a sum of 1, and the end of the row is that of a row without
- * sinks. In float16 none does: P relative to a large sink would have few digits. */
+/* The sinks of the thread's rows. They are read while the first products are computed, so that nothing waits for them.
+ * A sink that joins is the row's first maximum, with a sum of 1, and the row then ends as a row without sinks. In
+ * float16 no sink joins: P relative to a large sink would have few digits. */
 struct row_sinks {
     static constexpr bool may_join = SINK && DTYPE == GPU_BFLOAT16;
     static constexpr uint32_t joined = 0xffffffff;
@@ -29,9 +30,9 @@ struct row_sinks {
         if constexpr (PACKED_HEADS > 1 && 8 % PACKED_HEADS)
             of[1] = read_sink(a.sink, f.head * PACKED_HEADS + (f.first_row + local_row + 8) % PACKED_HEADS);
     }
-    /* Before the first scores. */
+    /* Makes sinks the first maxima of their rows. It is called before the first scores. */
     __device__ __forceinline__ void join(const struct gpu_forward_params &a, struct softmax_rows &rows) {
-        if (!may_join || a.lse_without_sink || a.scale > 1e37f) /* where the quick division ends */
+        if (!may_join || a.lse_without_sink || a.scale > 1e37f) /* a larger scale is beyond __fdividef() */
             return;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -41,13 +42,13 @@ struct row_sinks {
                 rows.max[half] = max;
                 rows.sum[half] = threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
             } else if (of[half] == joined) {
-                of[half] = joined >> 1; /* the one is a NaN, and so is the other */
+                of[half] = joined >> 1; /* a NaN stays one without its top bit */
             }
         }
     }
 };
 
-/* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
+/* Writes the log-sum-exp of the thread's rows, and gives the reciprocals of their sums in `inverse`. */
 __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, const struct item_facts &f,
                                             const struct softmax_rows &rows, const struct row_sinks &sinks,
                                             int local_row, float (&inverse)[2]) {
@@ -68,14 +69,14 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
     }
 }
 
-/* The output of the warp's 16 rows; `tile` held their Q. computed: there are sums, else the rows are 0. redo: a
- * bit for each row that holds NaN is returned. */
+/* Stores the output of the warp's 16 rows through `tile`, which held their Q. Where `computed` is false no row sees a
+ * key, and all become 0. redo: returns a bit for each row that holds NaN. */
 template <bool redo = false>
 __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &a, const struct item_facts &f,
                                                const float (&o)[HEAD_DIM_V / 2], const float (&inverse)[2],
                                                bool computed, uint32_t tile, int local_row) {
     const int lane = threadIdx.x % 32, warp_row = local_row - lane / 4;
-    const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
+    const int row = warp_row + lane % 16; /* whose chunks the lane addresses: a half warp has one of each two chunks */
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
         uint32_t word[4];
@@ -101,7 +102,7 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
         }
         spoiled = redo_or(spoiled);
     }
-    constexpr bool packed = PACKED_HEADS > 1; /* then `to` is the sequence's first row */
+    constexpr bool packed = PACKED_HEADS > 1; /* then `to` is the first row of the sequence */
     char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * PACKED_HEADS * a.out.head +
                              (int64_t)(packed ? f.q_begin : f.q_begin + f.first_row + warp_row) * a.out.row) *
                                 2;
@@ -129,15 +130,15 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
     return redo ? redo_or(spoiled) : 0;
 }
 
-/* Where a row's part lies, of an item of a split, which f.batch counts too. */
+/* The index of a row's partial result. The item is of one split, and f.batch counts batches and splits. */
 __device__ __forceinline__ int64_t part_slot(const struct gpu_forward_params &a, const struct item_facts &f, int head,
                                              int row) {
     const int splits = a.num_splits;
     return (((int64_t)(f.batch % splits) * a.batch + f.batch / splits) * (a.heads * PACKED_HEADS) + head) * f.seqlen_q +
            row;
 }
-/* Of an item of a split: the rows' maxima and sums, and the sums of P V that are relative to them.
- * redo: a bit for each row whose sums are NaN is returned. */
+/* Stores the partial results of an item of one split: the rows' maxima and sums, and the sums of P V relative to them.
+ * redo: returns a bit for each row whose sums are NaN. */
 template <bool redo = false>
 __device__ __forceinline__ uint32_t store_part(const struct gpu_forward_params &a, const struct item_facts &f,
                                                const struct softmax_rows &rows, const float (&o)[HEAD_DIM_V / 2],

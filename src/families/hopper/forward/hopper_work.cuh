@@ -1,9 +1,9 @@
 /* hopper_work.cuh: the schedulers, which give blocks the items (work tiles) of hopper_forward.cu (gpu/items.cuh).
  * Every scheduler has the same protocol: initial() is a block's first place in the order, advance() the next, and
  * valid() says whether there is one. The next place is requested before it is needed, which hides the latency of an
- * atomic counter: ask_early() is called where an item begins, and ask_late() where its last tile is loaded. A kernel
- * whose items differ in length defines ASKS_LATE as 1: a place that is requested early is kept from blocks that
- * finish before. */
+ * atomic counter. A kernel calls request_at_begin() where an item begins and request_at_end() where its last tile is
+ * loaded; one of the two makes the request. A kernel whose items differ in length defines NEXT_AT_END as 1: a block
+ * that requests a place early keeps it from blocks that finish before. */
 #ifndef FDM_HOPPER_WORK_CUH
 #define FDM_HOPPER_WORK_CUH
 
@@ -13,8 +13,8 @@
 #include "gpu/tile_plan.h"
 #include "gpu/visible.cuh"
 
-#ifndef ASKS_LATE
-#    define ASKS_LATE 0
+#ifndef NEXT_AT_END
+#    define NEXT_AT_END 0
 #endif
 
 struct tile_scheduler {
@@ -24,7 +24,7 @@ struct tile_scheduler {
     template <class params> __device__ __forceinline__ bool valid(const params &a) const {
         return place < num_places(a);
     }
-    template <class params> __device__ __forceinline__ void ask(const params &a) {
+    template <class params> __device__ __forceinline__ void request(const params &a) {
         if (SCHEDULER == ITEMS_DYNAMIC)
             next = (int)gridDim.x + atomicAdd(a.items_begun, 1);
         else if (SCHEDULER == ITEMS_LONGEST)
@@ -32,13 +32,13 @@ struct tile_scheduler {
         else
             next = place_after(place, (int)gridDim.x);
     }
-    template <class params> __device__ __forceinline__ void ask_early(const params &a) {
-        if (!ASKS_LATE)
-            ask(a);
+    template <class params> __device__ __forceinline__ void request_at_begin(const params &a) {
+        if (!NEXT_AT_END)
+            request(a);
     }
-    template <class params> __device__ __forceinline__ void ask_late(const params &a) {
-        if (ASKS_LATE)
-            ask(a);
+    template <class params> __device__ __forceinline__ void request_at_end(const params &a) {
+        if (NEXT_AT_END)
+            request(a);
     }
     __device__ __forceinline__ void advance() { place = next; }
 };
@@ -46,12 +46,13 @@ struct tile_scheduler {
 __device__ __forceinline__ bool is_scattered(const struct tile_plan &p, int head_of_plan) {
     return TILES_ARE_SCATTERED(p.counts[head_of_plan]);
 }
-/* Whether some head of the plan has scattered keys, or none has. A warp calls it. */
-__device__ __forceinline__ bool any_scattered(const struct tile_plan &p, bool is) {
+/* Whether some head of the plan has scattered keys (scattered: true), or some head has none (false). All threads of a
+ * warp call it. */
+__device__ __forceinline__ bool any_scattered(const struct tile_plan &p, bool scattered) {
     bool some = false;
     for (int first = 0; first < p.num_heads && !some; first += 32) {
         const int head = min(first + (int)threadIdx.x % 32, p.num_heads - 1);
-        some = __any_sync(0xffffffff, is_scattered(p, head) == is);
+        some = __any_sync(0xffffffff, is_scattered(p, head) == scattered);
     }
     return some;
 }
@@ -61,7 +62,7 @@ __device__ __forceinline__ bool any_scattered(const struct tile_plan &p, bool is
 #    define PACKED_HEADS 1
 #endif
 
-/* The facts of an item that the producer gives the consumers. Tiles are walked from last - 1 down to first. */
+/* The facts of an item that the producer hands to the consumers. Tiles are walked from last - 1 down to first. */
 struct item_facts {
     int first_row, head, batch, first_tile, last_tile; /* first_row -1: there are no more items */
     int seqlen_q, seqlen_k, q_begin;
@@ -80,7 +81,7 @@ __device__ __forceinline__ struct item_facts read_facts(uint32_t slot) {
     return {(int)low[0], (int)low[1], (int)low[2], (int)low[3], (int)high[0], (int)high[1], (int)high[2], (int)high[3]};
 }
 
-/* The keys that windows and ends leave to the rows of a block: row r of it sees keys to + r .. from + r. */
+/* The keys that windows and ends leave visible to the rows of a block: its row r sees the keys to + r .. from + r. */
 struct row_bounds {
     int first_row, num_rows; /* of the block */
     int from, to;            /* WINDOW: rows from key - from to key - to of the block see a key */
@@ -98,7 +99,7 @@ __device__ __forceinline__ struct row_bounds bounds_of_rows(const struct gpu_for
 }
 
 /* The rows of the block that see key j, whose interval is start .. end - 1: the first, and from bit 16 on their
- * number; 0: no row. */
+ * number; 0 where no row does. */
 __device__ __forceinline__ uint32_t seeing_rows(const struct row_bounds &b, int j, int start, int end) {
     int first = 0, last = b.num_rows;
     if (INTERVALS) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ uint32_t seeing_rows(const struct row_bounds &b, int 
     return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
 }
 
-/* The tiles that some of the rows first_row .. first_row + rows - 1 see. */
+/* Sets the tiles that some of the rows first_row .. first_row + rows - 1 see. */
 __device__ __forceinline__ void find_tiles(const struct gpu_forward_params &a, const struct sequence &s, int rows,
                                            struct item_facts &f) {
     const int last_row = min(f.first_row + rows, s.seqlen_q * PACKED_HEADS) - 1;
