@@ -1,4 +1,5 @@
-/* forward_launch.c: what kernels do alike: refuse shapes, find a tile, and launch a forward behind its block mask. */
+/* forward_launch.c: what kernels do alike: refuse shapes, find a tile and say why, and launch a forward behind its
+ * block mask. */
 #include <stdio.h>
 
 #include "gpu/gpu_family.h"
@@ -17,12 +18,27 @@ const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size) 
     return text;
 }
 
-int32_t gpu_find_tile(int32_t count, int (*fits)(int32_t tile, const fdm_device *device, const fdm_problem *problem),
-                      const fdm_device *device, const fdm_problem *p, int32_t number) {
+int32_t gpu_find_tile(int32_t count, gpu_fits fits, const fdm_device *device, const fdm_problem *p, int32_t number) {
     for (int32_t i = 0; i < count; i++)
         if (fits(i, device, p) && number-- == 0)
             return i;
     return -1;
+}
+
+const char *gpu_tile_refusal(int32_t count, gpu_fits fits, const fdm_device *device, const fdm_problem *p, char *text,
+                             size_t size) {
+    return gpu_find_tile(count, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
+}
+
+void gpu_give_tile_reason(fdm_plan *plan, const fdm_device *device, const fdm_problem *p, const char *reason) {
+    char stages[32] = "";
+    if (plan->stages > 1)
+        snprintf(stages, sizeof stages, " with %d stages", plan->stages);
+    snprintf(plan->reason, sizeof plan->reason,
+             "%shead dim %lld: the first tile that fits %lld KB of shared memory is %dx%d%s (%lld KB): %s",
+             p->dtype == FDM_FLOAT32 ? "float32 at " : "", (long long)gpu_widest(p),
+             (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n, stages,
+             (long long)(plan->shared_bytes + 1023) >> 10, reason);
 }
 
 void gpu_add_forward(struct gpu_launches *l, const fdm_plan *plan, const struct cuda_kernel_request *request,

@@ -76,9 +76,16 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 const char *gpu_shape_refusal(const fdm_problem *problem, int is_float32, int32_t head_dim_max, char *text,
                               size_t size);
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
+/* Whether the tile of this index takes a problem on a device. */
+typedef int (*gpu_fits)(int32_t tile, const fdm_device *device, const fdm_problem *problem);
 /* The index of the number-th (from 0) of `count` tiles that fits() takes; -1 where fewer fit. */
-int32_t gpu_find_tile(int32_t count, int (*fits)(int32_t tile, const fdm_device *device, const fdm_problem *problem),
-                      const fdm_device *device, const fdm_problem *problem, int32_t number);
+int32_t gpu_find_tile(int32_t count, gpu_fits fits, const fdm_device *device, const fdm_problem *problem,
+                      int32_t number);
+/* NULL where one of them fits, or gpu_no_tile_fits(). */
+const char *gpu_tile_refusal(int32_t count, gpu_fits fits, const fdm_device *device, const fdm_problem *problem,
+                             char *text, size_t size);
+/* The reason of a plan whose tile is the first that fits, and that is complete otherwise; `reason`: of the tile. */
+void gpu_give_tile_reason(fdm_plan *plan, const fdm_device *device, const fdm_problem *problem, const char *reason);
 
 /* Adds the last launch of a forward: its own kernel, whose request the caller has filled and which takes struct
  * gpu_forward_params, as `blocks` blocks in clusters of `cluster`. With `masked` the block mask of the plan's tile

@@ -104,9 +104,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const char *clause = gpu_shape_refusal(p, 0, HEAD_DIM_MAX, text, size);
     if (!clause)
         clause = gpu_backward_refusal(p, 0);
-    if (clause)
-        return clause;
-    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
+    return clause ? clause : gpu_tile_refusal(NUM_TILES, fits, device, p, text, size);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
@@ -123,10 +121,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
     snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_%dx%d_D%d_Kept%d_S%d", plan->block_m, plan->block_n,
              t->shape.slice, t->shape.kept, plan->stages);
-    snprintf(plan->reason, sizeof plan->reason,
-             "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
-             plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+    gpu_give_tile_reason(plan, device, p, t->reason);
     return 1;
 }
 

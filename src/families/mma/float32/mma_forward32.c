@@ -61,9 +61,7 @@ static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const char *clause = gpu_shape_refusal(p, 1, 256, text, size);
-    if (clause)
-        return clause;
-    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
+    return clause ? clause : gpu_tile_refusal(NUM_TILES, fits, device, p, text, size);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
@@ -79,10 +77,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     plan->workspace_bytes = mask_bytes(t, p);
     snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
              t->shape.share > 1 ? "_Shared" : "");
-    snprintf(plan->reason, sizeof plan->reason,
-             "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
-             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
-             (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+    gpu_give_tile_reason(plan, device, p, t->reason);
     return 1;
 }
 

@@ -194,7 +194,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->invariance == FDM_INVARIANCE_SCHEDULE && (p->has_mask || p->has_bias || p->has_intervals || gpu_row_runs(p)))
         return "keys that masks, biases or intervals hide are left out by blocks of rows, which invariance 2 does not "
                "allow";
-    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
+    return gpu_tile_refusal(NUM_TILES, fits, device, p, text, size);
 }
 
 static int same_shape(const struct tile *a, const struct tile *b) {
@@ -235,11 +235,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
             snprintf(other, sizeof other, "_W%d_B%d", t->shape.warps, t->shape.blocks);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_%dx%d_S%d%s%s", plan->block_m, plan->block_n,
                  plan->stages, t->shape.q_in_registers ? "_QRegs" : "", other);
-        snprintf(
-            plan->reason, sizeof plan->reason,
-            "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%lld KB): %s",
-            (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n, plan->stages,
-            (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+        gpu_give_tile_reason(plan, device, p, t->reason);
         return 1;
     }
     return 0;

@@ -163,7 +163,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "head dims must be multiples of 8";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
-    return gpu_find_tile(NUM_TILES, fits, device, p, 0) < 0 ? gpu_no_tile_fits(device, text, size) : NULL;
+    return gpu_tile_refusal(NUM_TILES, fits, device, p, text, size);
 }
 
 /* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
@@ -192,10 +192,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     plan->workspace_bytes = 0;
     snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->shape.block_m, t->shape.block_n,
              f.slice_d, t->slices.slice_keys, plan->stages, t->shape.cluster == 2 ? "_Cluster2" : "");
-    snprintf(plan->reason, sizeof plan->reason,
-             "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
-             (long long)gpu_widest(p), (long long)device->shared_bytes >> 10, t->shape.block_m, t->shape.block_n,
-             plan->stages, (int32_t)(plan->shared_bytes + 1023) >> 10, t->reason);
+    gpu_give_tile_reason(plan, device, p, t->reason);
     return 1;
 }
 
