@@ -219,8 +219,8 @@ MUTATIONS = [
         "test_threads"),
     Mutation(
         "a plan kept for another kernel", "src/plan/plan.c",
-        "(wishes.tune && kept->generation != tuning_generation()) || !same_wish(wishes.kernel, kept->kernel) ||",
-        "(wishes.tune && kept->generation != tuning_generation()) ||",
+        "(forced.tune && kept->generation != tuning_generation()) || !same_name(forced.kernel, kept->kernel) ||",
+        "(forced.tune && kept->generation != tuning_generation()) ||",
         "test_kept_plans"),
     Mutation(
         "more threads than are asked for", "src/device/threads.c",

@@ -74,8 +74,8 @@ static void append_reason(char *reasons, size_t size, const char *family, const 
     snprintf(reasons + used, size - used, "%s%s: %.200s", used ? "; " : "", family, why);
 }
 
-/* What the caller and the environment ask for; the caller's wish comes first. */
-struct wishes {
+/* What the caller and the environment fix; the caller comes first. */
+struct forced {
     const char *kernel, *family; /* NULL = free choice */
     int kernel_is_set;           /* by FLASH_DMATTN_KERNEL */
     int32_t num_threads;
@@ -83,7 +83,7 @@ struct wishes {
     int tune; /* of tuning_wish() */
 };
 
-static fdm_status scheduler_wish(enum scheduler *scheduler) {
+static fdm_status forced_scheduler(enum scheduler *scheduler) {
     const char *name;
     const fdm_status status = setting_read(SETTING_SCHEDULER, &name);
     *scheduler = SCHEDULER_ANY;
@@ -94,7 +94,7 @@ static fdm_status scheduler_wish(enum scheduler *scheduler) {
 }
 
 /* The fewer of what the caller and FLASH_DMATTN_NUM_THREADS allow; 0: neither says. */
-static fdm_status thread_wish(const fdm_options *options, int32_t *most) {
+static fdm_status most_threads(const fdm_options *options, int32_t *most) {
     int64_t set;
     const fdm_status status = setting_read_number(SETTING_NUM_THREADS, &set);
     *most = options ? options->num_threads : 0;
@@ -115,25 +115,25 @@ static int32_t worthwhile_threads(const fdm_problem *p, int32_t wanted, const fd
     return most >= available ? available : (int32_t)most;
 }
 
-static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options,
-                            struct wishes *out) {
-    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 0, 1, SCHEDULER_ANY, 0};
-    fdm_status status = scheduler_wish(&wishes.scheduler);
-    if (!wishes.kernel && !wishes.family)
-        wishes.kernel_is_set = (wishes.kernel = setting_get(SETTING_KERNEL)) != NULL;
-    if (wishes.kernel)
-        wishes.kernel = kernel_current_name(wishes.kernel);
+static fdm_status forced_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options,
+                            struct forced *out) {
+    struct forced forced = {options ? options->kernel : NULL, options ? options->family : NULL, 0, 1, SCHEDULER_ANY, 0};
+    fdm_status status = forced_scheduler(&forced.scheduler);
+    if (!forced.kernel && !forced.family)
+        forced.kernel_is_set = (forced.kernel = setting_get(SETTING_KERNEL)) != NULL;
+    if (forced.kernel)
+        forced.kernel = kernel_current_name(forced.kernel);
     if (!status)
         status = tuning_wish(options ? options->tune : FDM_TUNE_DEFAULT,
-                             wishes.kernel || wishes.family || wishes.scheduler != SCHEDULER_ANY ||
+                             forced.kernel || forced.family || forced.scheduler != SCHEDULER_ANY ||
                                  problem->deterministic || problem_fixes_splits(problem),
-                             &wishes.tune);
+                             &forced.tune);
     if (!status && device_type == FDM_CPU) {
         int32_t most;
-        status = thread_wish(options, &most);
-        wishes.num_threads = worthwhile_threads(problem, most, options ? options->executor : NULL);
+        status = most_threads(options, &most);
+        forced.num_threads = worthwhile_threads(problem, most, options ? options->executor : NULL);
     }
-    *out = wishes;
+    *out = forced;
     return status;
 }
 
@@ -182,16 +182,16 @@ static fdm_status leave_margin(const fdm_options *options, fdm_device *device) {
     return FDM_OK;
 }
 
-static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
+static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct forced *forced,
                          fdm_plan *plan) {
-    const char *wanted_family = wishes->family;
+    const char *wanted_family = forced->family;
     const struct plan_request request = {.device = device,
                                          .problem = problem,
-                                         .kernel = wishes->kernel,
-                                         .names_kernel = wishes->kernel && family_of_kernel(wishes->kernel),
+                                         .kernel = forced->kernel,
+                                         .names_kernel = forced->kernel && family_of_kernel(forced->kernel),
                                          .family_forced = wanted_family != NULL,
-                                         .num_threads = wishes->num_threads,
-                                         .scheduler = wishes->scheduler};
+                                         .num_threads = forced->num_threads,
+                                         .scheduler = forced->scheduler};
     char reasons[800] = "", passed[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {
@@ -215,10 +215,10 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
     }
     if (!known)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);
-    if (wishes->kernel_is_set && !plan_knows_kernel(wishes->kernel))
-        return setting_refuse(SETTING_KERNEL, wishes->kernel);
+    if (forced->kernel_is_set && !plan_knows_kernel(forced->kernel))
+        return setting_refuse(SETTING_KERNEL, forced->kernel);
     return error_set(FDM_ERROR_UNSUPPORTED, "no kernel takes this problem on %s%s: %s", device->name,
-                     wishes->kernel_is_set ? " under FLASH_DMATTN_KERNEL" : "", reasons);
+                     forced->kernel_is_set ? " under FLASH_DMATTN_KERNEL" : "", reasons);
 }
 
 static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t index,
@@ -240,13 +240,13 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
 }
 
 /* The rules' plan, or that of a kept choice, or of the model's. */
-static fdm_status choose_or_keep(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
+static fdm_status choose_or_keep(const fdm_device *device, const fdm_problem *problem, const struct forced *forced,
                                  fdm_plan *plan) {
     fdm_status status = tuning_check_older_names();
     if (!status)
-        status = choose(device, problem, wishes, plan);
-    const int is_kept = !status && wishes->tune && device->present && plan_apply_kept(device, plan);
-    if (!status && !is_kept && wishes->tune == TUNING_PREDICTS)
+        status = choose(device, problem, forced, plan);
+    const int is_kept = !status && forced->tune && device->present && plan_apply_kept(device, plan);
+    if (!status && !is_kept && forced->tune == TUNING_PREDICTS)
         plan_apply_predicted(device, plan);
     return status;
 }
@@ -261,23 +261,23 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     fdm_status status = STRUCT_CHECK(fdm_plan, plan);
     if (status || (status = fdm_problem_validate(problem)))
         return status;
-    struct wishes wishes;
+    struct forced forced;
     fdm_plan made;
     fdm_device left = *device;
-    if ((status = leave_margin(options, &left)) || (status = wishes_of(problem, device->id.type, options, &wishes)) ||
-        (status = choose_or_keep(&left, problem, &wishes, &made)))
+    if ((status = leave_margin(options, &left)) || (status = forced_of(problem, device->id.type, options, &forced)) ||
+        (status = choose_or_keep(&left, problem, &forced, &made)))
         return status;
     return STRUCT_WRITE(fdm_plan, plan, &made);
 }
 
 fdm_status plan_by_rules(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                          fdm_plan *plan) {
-    struct wishes wishes;
+    struct forced forced;
     fdm_device left = *device;
     fdm_status status = leave_margin(options, &left);
     if (!status)
-        status = wishes_of(problem, device->id.type, options, &wishes);
-    return status ? status : choose(&left, problem, &wishes, plan);
+        status = forced_of(problem, device->id.type, options, &forced);
+    return status ? status : choose(&left, problem, &forced, plan);
 }
 
 fdm_status plan_of_choice(const fdm_device *device, const fdm_problem *problem, const char *kernel, const char *choice,
@@ -313,15 +313,15 @@ fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem
     fdm_status status = STRUCT_CHECK(fdm_plan, plan);
     if (status || (status = fdm_problem_validate(problem)))
         return status;
-    struct wishes wishes;
-    if ((status = wishes_of(problem, device->id.type, NULL, &wishes)))
+    struct forced forced;
+    if ((status = forced_of(problem, device->id.type, NULL, &forced)))
         return status;
     const struct plan_request request = {.device = device,
                                          .problem = problem,
                                          .kernel = kernel,
                                          .names_kernel = 1,
                                          .family_forced = 1,
-                                         .num_threads = wishes.num_threads,
+                                         .num_threads = forced.num_threads,
                                          .scheduler = SCHEDULER_ANY};
     const struct family *family = family_of_kernel(kernel);
     if (!family)
@@ -345,44 +345,44 @@ static _Thread_local struct kept_plan {
     fdm_plan plan;
 } kept_plans[2];
 
-static int same_wish(const char *wish, const char *kept) { return wish ? *wish && !strcmp(wish, kept) : !*kept; }
+static int same_name(const char *name, const char *kept) { return name ? *name && !strcmp(name, kept) : !*kept; }
 
 /* Names that are cut here are those of no kernel and no family: they get no plan. */
-static void keep_wish(const char *wish, char *kept, size_t size) { snprintf(kept, size, "%s", wish ? wish : ""); }
+static void keep_name(const char *name, char *kept, size_t size) { snprintf(kept, size, "%s", name ? name : ""); }
 
 fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan,
                      int *measures) {
     fdm_device device;
     struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
-    struct wishes wishes;
+    struct forced forced;
     const int64_t margin = options ? options->sm_margin : 0;
     fdm_status status = id.type == FDM_CPU ? setting_check(SETTING_CPU_ISA) : FDM_OK;
     const struct cpu_isas isas = id.type == FDM_CPU ? cpu_isas() : (struct cpu_isas){CPU_ISA_SCALAR, CPU_ISA_SCALAR};
     if (!status)
-        status = wishes_of(problem, id.type, options, &wishes);
+        status = forced_of(problem, id.type, options, &forced);
     if (status || (id.type != FDM_CPU && (status = device_facts(id.type, id.index, &device))))
         return status;
     if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index ||
-        kept->isas.best != isas.best || kept->isas.highest != isas.highest || kept->num_threads != wishes.num_threads ||
-        kept->scheduler != wishes.scheduler || kept->tune != wishes.tune || kept->sm_margin != margin ||
-        (wishes.tune && kept->generation != tuning_generation()) || !same_wish(wishes.kernel, kept->kernel) ||
-        !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
+        kept->isas.best != isas.best || kept->isas.highest != isas.highest || kept->num_threads != forced.num_threads ||
+        kept->scheduler != forced.scheduler || kept->tune != forced.tune || kept->sm_margin != margin ||
+        (forced.tune && kept->generation != tuning_generation()) || !same_name(forced.kernel, kept->kernel) ||
+        !same_name(forced.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
         kept->made = 0;
         kept->generation = tuning_generation();
         if ((id.type == FDM_CPU && (status = device_facts(id.type, id.index, &device))) ||
             (status = leave_margin(options, &device)) ||
-            (status = choose_or_keep(&device, problem, &wishes, &kept->plan)))
+            (status = choose_or_keep(&device, problem, &forced, &kept->plan)))
             return status;
-        keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
-        keep_wish(wishes.family, kept->family, sizeof kept->family);
+        keep_name(forced.kernel, kept->kernel, sizeof kept->kernel);
+        keep_name(forced.family, kept->family, sizeof kept->family);
         kept->isas = isas;
-        kept->num_threads = wishes.num_threads;
-        kept->scheduler = wishes.scheduler;
-        kept->tune = wishes.tune;
+        kept->num_threads = forced.num_threads;
+        kept->scheduler = forced.scheduler;
+        kept->tune = forced.tune;
         kept->sm_margin = margin;
         kept->made = 1;
     }
-    *measures = wishes.tune == TUNING_MEASURES;
+    *measures = forced.tune == TUNING_MEASURES;
     *plan = kept->plan;
     return FDM_OK;
 }
