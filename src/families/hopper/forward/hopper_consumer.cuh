@@ -1,6 +1,6 @@
 /* hopper_consumer.cuh: a consumer warpgroup of 64 query rows in the forwards: its rows, its ping-pong with the other
- * warpgroups, its two products. A kernel defines the tile, its rings (q_ring, k_ring, v_ring, work_ring) and
- * PING_PONG_BARRIER before including it. */
+ * warpgroups, its two products, and what begins and ends an item. A kernel defines the tile, its rings (q_ring, k_ring,
+ * v_ring, work_ring), PING_PONG_BARRIER and WARPGROUP_BARRIER before including it. */
 #ifndef FDM_HOPPER_CONSUMER_CUH
 #define FDM_HOPPER_CONSUMER_CUH
 
@@ -39,6 +39,39 @@ struct q_consumer {
     __device__ __forceinline__ void end_products() {
         if (PING_PONG)
             barrier_arrive(PING_PONG_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
+    }
+
+    /* The last warpgroup lets the first one begin, which drains the last arrival: a named barrier must be balanced at
+     * exit. */
+    __device__ __forceinline__ void begin_ping_pong() {
+        if (PING_PONG && warpgroup == WARPGROUPS - 1)
+            end_products();
+    }
+    __device__ __forceinline__ void end_ping_pong() {
+        if (PING_PONG && warpgroup == 0)
+            begin_products();
+    }
+
+    /* Copies the facts of the item to registers, and gives their place back to the producer. */
+    __device__ __forceinline__ struct item_facts take_facts() {
+        const struct item_facts f = facts();
+        __syncwarp();
+        work_ring(base).release(item);
+        return f;
+    }
+    /* Stores the log-sum-exp and the output of the warp's rows (store_rows()). */
+    template <bool redo = false>
+    __device__ __forceinline__ uint32_t store_item(const struct gpu_forward_params &a, const struct item_facts &f,
+                                                   bool computed) {
+        float inverse[2];
+        finish_rows(a, f, rows, sinks, local_row(), inverse);
+        barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
+        return store_rows<redo>(a, f, o, inverse, computed, q_ring(base).tile(item), local_row());
+    }
+    __device__ __forceinline__ void release_q() {
+        fence_proxy_async(); /* TMA writes there next */
+        __syncwarp();
+        q_ring(base).release(item);
     }
 
     /* S = Q K^T */

@@ -595,8 +595,7 @@ struct consumer : q_consumer {
     }
 
     __device__ __forceinline__ void run() {
-        if (PING_PONG && warpgroup == WARPGROUPS - 1)
-            end_products();
+        begin_ping_pong();
         for (;; item++) {
             work_ring(base).wait_full(item);
             if (facts().first_row < 0)
@@ -606,9 +605,7 @@ struct consumer : q_consumer {
             const bool computed = compute();
             if (!SPLITS && !computed)
                 sinks.read(a.in, facts(), local_row());
-            const struct item_facts f = facts();
-            __syncwarp();
-            work_ring(base).release(item);
+            const struct item_facts f = take_facts();
             if constexpr (SPLITS) {
                 const uint32_t spoiled = store_part<REDO>(a.in, f, rows, o, computed, local_row());
                 __syncwarp();
@@ -617,19 +614,12 @@ struct consumer : q_consumer {
                 q_ring(base).release(item);
                 continue;
             }
-            float inverse[2];
-            finish_rows(a.in, f, rows, sinks, local_row(), inverse);
-            barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-            const uint32_t spoiled =
-                store_rows<REDO>(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
+            const uint32_t spoiled = store_item<REDO>(a.in, f, computed);
             if (REDO)
                 redo_rows(f, spoiled);
-            fence_proxy_async(); /* TMA writes there next */
-            __syncwarp();
-            q_ring(base).release(item);
+            release_q();
         }
-        if (PING_PONG && warpgroup == 0)
-            begin_products(); /* drains the last arrival: a named barrier must be balanced at exit */
+        end_ping_pong();
     }
 };
 

@@ -10,14 +10,18 @@
 #include "gpu/problem_constants.h"
 #include "gpu/tile_plan.h"
 
+/* The constants of the tile, which hopper_forward.cu and hopper_gather.cu share. */
+#define HOPPER_FORWARD_TILE_CONSTANTS(X)                 \
+    X(HEAD_DIM)   /* D rounded up to 16 */               \
+    X(HEAD_DIM_V) /* Dv rounded up to 16 */              \
+    X(WARPGROUPS) /* that compute: 64 query rows each */ \
+    X(BLOCK_N)    /* keys of a step */                   \
+    X(STAGES)     /* tiles of K, and of V, in flight */  \
+    X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */
+
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_FORWARD_CONSTANTS(X)                                                                    \
-    X(HEAD_DIM)       /* D rounded up to 16 */                                                         \
-    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                        \
-    X(WARPGROUPS)     /* that compute: 64 query rows each */                                           \
-    X(BLOCK_N)        /* keys of a step */                                                             \
-    X(STAGES)         /* tiles of K, and of V, in flight */                                            \
-    X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */               \
+    HOPPER_FORWARD_TILE_CONSTANTS(X)                                                                   \
     X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                           \
     X(PING_PONG)      /* 1: one warpgroup issues products at a time, the others make P meanwhile */    \
     X(SCHEDULER)      /* ITEMS_* */                                                                    \

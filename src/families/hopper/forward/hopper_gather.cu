@@ -580,8 +580,7 @@ struct consumer : q_consumer {
     }
 
     __device__ __forceinline__ void run() {
-        if (PING_PONG && warpgroup == WARPGROUPS - 1)
-            end_products();
+        begin_ping_pong();
         for (;; item++) {
             work_ring(base).wait_full(item);
             if (facts().first_row < 0)
@@ -591,19 +590,11 @@ struct consumer : q_consumer {
             const bool computed = compute();
             if (!computed)
                 sinks.read(a.in, facts(), local_row());
-            const struct item_facts f = facts();
-            __syncwarp();
-            work_ring(base).release(item);
-            float inverse[2];
-            finish_rows(a.in, f, rows, sinks, local_row(), inverse);
-            barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-            store_rows(a.in, f, o, inverse, computed, q_ring(base).tile(item), local_row());
-            fence_proxy_async(); /* TMA writes there next */
-            __syncwarp();
-            q_ring(base).release(item);
+            const struct item_facts f = take_facts();
+            store_item(a.in, f, computed);
+            release_q();
         }
-        if (PING_PONG && warpgroup == 0)
-            begin_products(); /* drains the last arrival: a named barrier must be balanced at exit */
+        end_ping_pong();
     }
 };
 

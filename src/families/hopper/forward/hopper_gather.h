@@ -6,13 +6,8 @@
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_GATHER_CONSTANTS(X)                                                             \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                     \
-    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                    \
-    X(WARPGROUPS) /* that compute: 64 query rows each */                                       \
-    X(BLOCK_N)    /* keys of a step */                                                         \
-    X(STAGES)     /* tiles of K, and of V, in flight */                                        \
-    X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */           \
-    X(LOOK)       /* keys that the producers test in a step */                                 \
+    HOPPER_FORWARD_TILE_CONSTANTS(X)                                                           \
+    X(LOOK) /* keys that the producers test in a step */                                       \
     X(CONSUMER_REGISTERS)                                                                      \
     X(PING_PONG) /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
     X(SCHEDULER) /* ITEMS_* */
