@@ -14,7 +14,7 @@
 
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
  * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
-enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and intervals ask */
+enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for masks, biases and intervals */
 struct tile {
     struct {
         int32_t kind, head_dim_max;
@@ -142,9 +142,9 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){.parts = parameters_of(plan).PARTS, .in_turn = parameters_of(plan).IN_TURN};
 }
 
-/* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
- * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below, and loses as much
- * where keys are sorted (measured). */
+/* One warpgroup more adds to dQ, and keeps the fixed order there: where registers are left beside three others, and no
+ * fixed order of a bias' gradient is to be kept too. Without a fixed order it gains up to 5 % at D 128, nothing below,
+ * and loses as much where keys are sorted (measured). */
 static int has_dq_adder(const struct tile *t, const fdm_problem *p, int runs) {
     const int alone = !gpu_masks_blocks(p) && !p->has_bias && (!gathers(p) || runs);
     const int fits =
@@ -156,7 +156,7 @@ static int32_t block_threads(const struct tile *t, const fdm_problem *p, int run
     return 128 * (t->shape.warpgroups + 1 + has_dq_adder(t, p, runs));
 }
 
-/* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
+/* Masks or intervals decide which blocks add to a tile of rows, so that a kernel before this one finds their order. */
 static int finds_dq_order(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_masks_blocks(p)); }
 enum { BLOCK_N_LISTED = 128 };
 static int64_t key_blocks_of(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_k, BLOCK_N_LISTED); }
@@ -256,8 +256,8 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
 static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts, const struct tile *t) {
     const int32_t together = gpu_bounded(p) && !has_dq_adder(t, p, 0) ? 4 : 8;
     const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;
-    const int64_t turns = least < heads ? heads / least : 1;
-    return (int32_t)((heads + turns - 1) / turns);
+    const int64_t rounds = least < heads ? heads / least : 1;
+    return (int32_t)((heads + rounds - 1) / rounds);
 }
 
 /* First the tiles, then the other divisions of the first tile's heads. */

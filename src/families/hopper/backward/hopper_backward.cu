@@ -60,8 +60,8 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
 /* In a fixed order: rows of dQ, by the keys of blocks, unless another warpgroup than the serving one adds them; the
  * gradient of a bias that heads or batches share, by these. */
-#define DQ_TURNS    (ORDERED && NEEDS_DQ && !DQ_ADDER)
-#define DBIAS_TURNS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
+#define ORDERED_DQ    (ORDERED && NEEDS_DQ && !DQ_ADDER)
+#define ORDERED_DBIAS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
 /* A warpgroup skips steps whose rows see none of its keys. It may, where no step needs all warpgroups. */
 #define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
@@ -97,8 +97,8 @@ enum {
     SCORE_RING = DS_RING + ring<DS_STAGES>::BYTES,
     PLACE = SCORE_RING +
             (SCORED ? ring<1>::BYTES : 0),         /* ORDERED: of the block, by its ticket; RUNS: its head and number */
-    TURN_FULL = PLACE + (ORDERED || RUNS ? 8 : 0), /* DBIAS_TURNS: the step's turn has come */
-    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0),   /* DQ_ADDER: of each half, of ADDER_STEPS steps: each has its warp */
+    TURN_FULL = PLACE + (ORDERED || RUNS ? 8 : 0), /* ORDERED_DBIAS: the step's turn has come */
+    DQ_FULL = TURN_FULL + (ORDERED_DBIAS ? 8 : 0), /* DQ_ADDER: of each half, of ADDER_STEPS steps: each has its warp */
     DQ_EMPTY = DQ_FULL + (DQ_ADDER ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
     SPOILED = DQ_EMPTY +
               (DQ_ADDER ? HALVES * 8 : 0), /* DS_FROM_F32_P: what scrub_rows() says to a warp; registers are short */
@@ -166,7 +166,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
         ds_ring(base).init(i, 4 * WARPGROUPS, 4);
     if (SCORED)
         score_ring(base).init(0, 1, 4 * WARPGROUPS);
-    if (DBIAS_TURNS)
+    if (ORDERED_DBIAS)
         turn_full(base).init(0, 1);
     if (DQ_ADDER)
         for (int i = 0; i < HALVES; i++) {
@@ -359,7 +359,7 @@ template <bool SOME_EMPTY> struct kv_consumer {
         if (!DS_FROM_F32_P)
             ds_ring(base).wait_empty(step);
         const uint32_t lse_of_step = lse_of(base, step) + thread % 4 * 8;
-        if (DBIAS_TURNS && !MASK_TILE)
+        if (ORDERED_DBIAS && !MASK_TILE)
             turn_full(base).wait(step);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
@@ -478,7 +478,7 @@ template <bool SOME_EMPTY> struct kv_consumer {
     /* From P of a step to its part of dV and dK, and with `more` to P of the next. */
     __device__ __forceinline__ void take_step(int step, bool more) {
         dout_full(base).wait(step);
-        if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
+        if (ORDERED_DBIAS && MASK_TILE) /* later, in leave_ds(), registers are short */
             turn_full(base).wait(step);
         if (is_empty(step))
             clear_empty(step);

@@ -75,13 +75,13 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
 /* Parts are interleaved in rounds, so that the rows and sums of dQ of a round stay in L2. A round has enough parts
  * that blocks of the last one, the longest first, end together. Rounds are of equal size. */
 static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int64_t parts) {
-    enum { WAVES_OF_A_TURN = 2 };
+    enum { WAVES_OF_A_ROUND = 2 };
     const int64_t bytes = bytes_of_part(p, parts);
     const int64_t all = p->heads_kv * p->batch * parts, blocks = tiles_of(p->seqlen_k, block_n);
     const int64_t near = ((int64_t)HOPPER_BACKWARD_L2_MB << 20) / bytes;
-    const int64_t full = (WAVES_OF_A_TURN * device->num_sms + blocks - 1) / blocks;
-    const int64_t least = near > full ? near : full, turns = least > all ? 1 : all / (least > 1 ? least : 1);
-    return (int32_t)((all + turns - 1) / turns);
+    const int64_t full = (WAVES_OF_A_ROUND * device->num_sms + blocks - 1) / blocks;
+    const int64_t least = near > full ? near : full, rounds = least > all ? 1 : all / (least > 1 ? least : 1);
+    return (int32_t)((all + rounds - 1) / rounds);
 }
 
 /* Query heads that are divided: of a group, where gradients of keys are wanted. */

@@ -31,10 +31,10 @@ struct dq_warpgroup {
     struct step_rows dout_loaded;   /* the same of dO, which may be loaded later */
     struct step_rows scored;        /* SCORED: the rows of the next tile of bias and mask */
     uint32_t scores;                /* tiles of bias and mask loaded so far */
-    int *turns, turn;      /* DQ_TURNS: the semaphore of the step before, and its value, still to be released */
+    int *semaphore, turn;  /* ORDERED_DQ: the semaphore of the step before, and its value, still to be released */
     int seen;              /* the value of the next step's semaphore when the warp last read it */
-    uint64_t dq_order = 0; /* DQ_TURNS, LISTED: the word of hopper_dq_order.cu for the step's rows */
-    int dbias_turn = 0;    /* DBIAS_TURNS: the value of the step's semaphore */
+    uint64_t dq_order = 0; /* ORDERED_DQ, LISTED: the word of hopper_dq_order.cu for the step's rows */
+    int dbias_turn = 0;    /* ORDERED_DBIAS: the value of the step's semaphore */
 
     template <int count>
     __device__ __forceinline__ void load_keys(uint32_t to, const struct cuda_tensor_map &map, uint32_t full) const {
@@ -114,9 +114,9 @@ struct dq_warpgroup {
         __syncwarp(); /* all lanes have read */
     }
 
-    /* DQ_TURNS: how many blocks add to the step's rows before this one. */
+    /* ORDERED_DQ: how many blocks add to the step's rows before this one. */
     __device__ __forceinline__ int find_turn() const {
-        return !DQ_TURNS ? 0 : LISTED ? dq_order_before(dq_order, k.turn) : blocks_before(a, k, added.tile);
+        return !ORDERED_DQ ? 0 : LISTED ? dq_order_before(dq_order, k.turn) : blocks_before(a, k, added.tile);
     }
 
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
@@ -137,14 +137,14 @@ struct dq_warpgroup {
             add_dbias(step);
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const int64_t rows = added.place(a, k.batch) + warp * 16;
-        int *const own_turns = a.in.semaphores + rows / 16;
+        int *const own_semaphore = a.in.semaphores + rows / 16;
         const int own_turn = find_turn();
-        if (DQ_TURNS && first == 0 && lane == 0 && seen != own_turn)
-            seen = ld_relaxed(own_turns);
-        if (DQ_TURNS && first == 0)
-            hand_on(step);
-        if (DBIAS_TURNS && first == 0)
-            hand_on_dbias();
+        if (ORDERED_DQ && first == 0 && lane == 0 && seen != own_turn)
+            seen = ld_relaxed(own_semaphore);
+        if (ORDERED_DQ && first == 0)
+            release_step(step);
+        if (ORDERED_DBIAS && first == 0)
+            release_dbias();
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             ds_ring(base).release(step);
@@ -163,21 +163,21 @@ struct dq_warpgroup {
         if (DQ_ADDER) {
             dq_full(base, first / columns).arrive_warp(step);
         } else if (lane == 0) {
-            if (DQ_TURNS && first == 0) {
+            if (ORDERED_DQ && first == 0) {
                 while (seen != own_turn)
-                    seen = ld_relaxed(own_turns);
+                    seen = ld_relaxed(own_semaphore);
                 fence_proxy_async_global();
             }
             cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
         }
-        if (DQ_TURNS && first + columns == HEAD_DIM) {
-            turns = own_turns;
+        if (ORDERED_DQ && first + columns == HEAD_DIM) {
+            semaphore = own_semaphore;
             turn = own_turn;
         }
     }
 
-    /* DBIAS_TURNS: the second warp waits for the semaphores of the gradient of a bias, and releases them, as the first
+    /* ORDERED_DBIAS: the second warp waits for the semaphores of the gradient of a bias, and releases them, as the first
      * one loads. */
     __device__ __forceinline__ bool keeps_turns() const { return threadIdx.x / 32 % 4 == 1; }
     __device__ __forceinline__ int *dbias_semaphore() const {
@@ -214,17 +214,17 @@ struct dq_warpgroup {
         __syncwarp();
     }
     /* The consumers have added before they release dS of a step, so that the semaphore may be released then. */
-    __device__ __forceinline__ void hand_on_dbias() const {
+    __device__ __forceinline__ void release_dbias() const {
         if (keeps_turns() && threadIdx.x % 32 == 0)
             release_semaphore(dbias_semaphore(), dbias_turn);
     }
 
-    /* DQ_TURNS: releases the semaphore of the step before `step` when the warp's additions to it are complete. No other
+    /* ORDERED_DQ: releases the semaphore of the step before `step` when the warp's additions to it are complete. No other
      * addition is in flight then: the fence would wait for it too. */
-    __device__ __forceinline__ void hand_on(int step) {
+    __device__ __forceinline__ void release_step(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<0>();
-            release_semaphore(turns, turn);
+            release_semaphore(semaphore, turn);
         }
     }
 
@@ -257,11 +257,11 @@ struct dq_warpgroup {
                     load_scores(); /* waits until those of this step are read */
                 __syncwarp();
             }
-            if (DBIAS_TURNS)
+            if (ORDERED_DBIAS)
                 await_dbias_turn();
-            if (DQ_TURNS && threadIdx.x % 32 == 0) /* in flight while the warp waits */
+            if (ORDERED_DQ && threadIdx.x % 32 == 0) /* in flight while the warp waits */
                 seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
-            if (DQ_TURNS && LISTED)
+            if (ORDERED_DQ && LISTED)
                 dq_order = *dq_order_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
             ds_ring(base).wait_full(step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
@@ -270,8 +270,8 @@ struct dq_warpgroup {
             if (!NEEDS_DQ) {
                 if (DBIAS_TILE)
                     add_dbias(step);
-                if (DBIAS_TURNS)
-                    hand_on_dbias();
+                if (ORDERED_DBIAS)
+                    release_dbias();
                 ds_ring(base).release(step);
             } else if (HALVES == 2) {
                 add_columns<64, 0>(step);
@@ -281,8 +281,8 @@ struct dq_warpgroup {
             }
             added.advance(k);
         }
-        if (DQ_TURNS)
-            hand_on(k.steps);
+        if (ORDERED_DQ)
+            release_step(k.steps);
         else if (NEEDS_DQ && !DQ_ADDER && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
     }
