@@ -39,7 +39,7 @@ static int lists_keys(const fdm_problem *p) {
 
 /* Whether the query heads of a KV head share a tensor's heads. */
 static int shared_heads(const fdm_problem *p, int64_t heads) { return heads == 1 || heads == p->heads_kv; }
-/* Of a single tile no keys are listed: each row looks at all. */
+/* A split of a single tile lists no keys: each row tests all. */
 static int32_t mask_constant(const fdm_problem *p, int32_t stages) {
     if (!p->has_mask)
         return MMA_DECODE_NONE;
@@ -185,8 +185,8 @@ static const char *splits_refusal(const fdm_problem *p) {
     if (p->invariance == FDM_INVARIANCE_SCHEDULE)
         return "its warps split keys, which invariance 2 does not allow";
     if ((p->invariance || p->split_keys) && lists_keys(p))
-        return "splits take turns at the keys that a mask, a bias or intervals leave, which neither invariance nor "
-               "split_keys allow";
+        return "splits take alternate units of the keys that a mask, a bias or intervals leave, which neither "
+               "invariance nor split_keys allow";
     return given_splits(p) > GPU_SPLITS_MAX ? "keys are split into at most 128 parts" : NULL;
 }
 
@@ -352,9 +352,9 @@ struct way {
     int32_t stages, splits, times, apart;
 };
 
-/* Where keys are hidden, splits have unequal work, and looking for keys has to be spread; but each block begins with
- * looks that wait for memory. So many keys to look at are left to each split, or fewer where the device has room for
- * twice as many blocks (H200, masks: half as many keys take 5 to 25 % longer where splits are alike, twice as many 0 to
+/* Where keys are hidden, splits have unequal work, and the tests of keys have to be spread; but each block begins with
+ * reads that wait for memory. A split has at least this many keys to test, or fewer where the device has room for twice
+ * as many blocks (H200, masks: half as many keys take 5 to 25 % longer where splits are alike, twice as many 0 to
  * 20 % where sequences are not; intervals, top 2048 of 131072 keys: 18 % more with half or twice as many). */
 static int32_t times_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t splits) {
     const int64_t keys = p->has_intervals ? 4096 : 2048, least = p->has_intervals ? 4096 : 1024;
@@ -368,8 +368,8 @@ static int32_t times_of(const fdm_device *device, const fdm_problem *p, struct t
 
 static int32_t splits_of_way(const struct way *way) { return way->splits * way->times; }
 
-/* A listed block has nothing under way while it looks for its first keys: the other of the multiprocessor then has
- * enough by itself. */
+/* A block that lists keys has no copies under way while it tests its first keys: the other block of the multiprocessor
+ * then needs enough of them by itself. */
 static int32_t stages_of_way(const fdm_device *device, const fdm_problem *p, const struct way *way,
                              int64_t one_wave_bytes) {
     const int64_t blocks = blocks_of_keys(p, way->tile) * splits_of_way(way);

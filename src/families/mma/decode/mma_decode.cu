@@ -61,8 +61,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ROWS        (16 * ROW_GROUPS)
 #define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
 #define SHARED      (DTYPE == GPU_FLOAT32 && HEAD_DIM_V > 128) /* SHARE > 1 */
-#define MATES       (ROW_GROUPS * SHARE)                       /* warps that work on the same keys */
-#define KEY_GROUPS  (WARPS / MATES)
+#define GROUP_WARPS (ROW_GROUPS * SHARE)                       /* warps that work on the same keys */
+#define KEY_GROUPS  (WARPS / GROUP_WARPS)
 #define GROUP_KEYS  (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
 #define WARP_KEYS   (BLOCK_N / WARPS)      /* that it copies */
 #define PART_ROWS   (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
@@ -113,14 +113,14 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define KEYS_DIFFER \
     (WINDOW || BIAS || ROW_RUNS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 
-static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
+static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * GROUP_WARPS == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() adds its bits");
 static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the keys");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "the order comes from a mask, whose keys begin at 0");
 static_assert(SPLIT_RULE <= MMA_PARTS_BY_LENGTH || (SPLIT_RULE % BLOCK_N == 0 && !LISTED), "whole tiles");
 static_assert(!APPENDS || (PAGED && !LISTED), "a new key is found by its number");
-static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
+static_assert(!ONE_TILE || (GROUP_WARPS == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
 #include "families/mma/decode/mma_decode_list.cuh"
 #include "families/mma/decode/mma_decode_products.cuh"
@@ -405,7 +405,7 @@ struct decoder {
 
     __device__ __forceinline__ decoder(const struct gpu_forward_params &params, char *memory)
         : a(params), shared(memory), q_tile(shared_address(memory)), ring(q_tile + Q_BYTES), warp(threadIdx.x / 32),
-          key_group(warp / MATES), warp_row(warp % ROW_GROUPS * 16), share(warp % MATES / ROW_GROUPS),
+          key_group(warp / GROUP_WARPS), warp_row(warp % ROW_GROUPS * 16), share(warp % GROUP_WARPS / ROW_GROUPS),
           at(find_place(params, blockIdx.x)), l(), ahead(), first_key(0), count(0), w() {
         q = a.q.data +
             (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
@@ -577,12 +577,12 @@ struct decoder {
 
     /* Waits until all warps of the key group have copied their share of the tile, and have left the tile before. */
     __device__ __forceinline__ void wait_for_group() const {
-        if (MATES == 1)
+        if (GROUP_WARPS == 1)
             __syncwarp();
-        else if (MATES == WARPS)
+        else if (GROUP_WARPS == WARPS)
             __syncthreads();
         else
-            barrier_sync(1 + warp / MATES, 32 * MATES);
+            barrier_sync(1 + warp / GROUP_WARPS, 32 * GROUP_WARPS);
     }
 
     /* The same as look(), of rows that are computed again, so that no register outlives the step. */

@@ -51,12 +51,12 @@ __device__ __forceinline__ void multiply_eight(float (&c)[4], uint32_t q_tile, u
 /* Joins this warp's scores of 8 keys with those of the warp that shares its columns, by two alternating buffers. */
 __device__ __forceinline__ void exchange_scores(float (&s)[1][2][4], const float (&mine)[4], uint32_t places,
                                                 int turn) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp % MATES / ROW_GROUPS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp % GROUP_WARPS / ROW_GROUPS;
     const uint32_t place = places + turn % 2 * WARPS * 512 + lane * 16;
     uint32_t theirs[4];
     st_shared_16(place + warp * 512, __float_as_uint(mine[0]), __float_as_uint(mine[1]), __float_as_uint(mine[2]),
                  __float_as_uint(mine[3]));
-    barrier_sync(1 + KEY_GROUPS + warp / MATES * ROW_GROUPS + warp % ROW_GROUPS, 64);
+    barrier_sync(1 + KEY_GROUPS + warp / GROUP_WARPS * ROW_GROUPS + warp % ROW_GROUPS, 64);
     ld_shared_16(theirs, place + (warp ^ ROW_GROUPS) * 512);
 #    pragma unroll
     for (int e = 0; e < 4; e++) {
