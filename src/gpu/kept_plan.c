@@ -4,10 +4,10 @@
 #include "gpu/tile_plan_launch.h"
 #include "problem/visible_tiles.h"
 
-/* Behind the tile plan lies the block mask of masks of pairs, while the plan is made. */
+/* Behind the tile plan, which has all other masks, lies the block mask of a mask with rows, while the plan is made. */
 int64_t kept_plan_bytes(const fdm_problem *p) {
     const int64_t bytes = gpu_round_up(tile_plan_bytes_of_all(p), 64);
-    return bytes + (gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, TILE_PLAN_TILE, TILE_PLAN_TILE) : 0);
+    return bytes + (gpu_mask_rows(p) ? block_mask_bytes(p, TILE_PLAN_TILE, TILE_PLAN_TILE) : 0);
 }
 
 struct tile_plan kept_plan_at(const fdm_problem *p, void *memory) {
@@ -50,9 +50,9 @@ fdm_status kept_plan_make(const struct attention *attention, int32_t device, voi
     gpu_launches_begin(&l, device, p, attention, memory);
     gpu_fill_forward(attention, &a);
     tile_plan_add_of_all(&l, &a, memory, &plan);
-    if (gpu_masks_blocks(p)) {
-        gpu_block_mask_add(&l, TILE_PLAN_TILE, TILE_PLAN_TILE,
-                           (char *)memory + gpu_round_up(tile_plan_bytes_of_all(p), 64), &a);
+    if (gpu_mask_rows(p)) {
+        block_mask_add(&l, TILE_PLAN_TILE, TILE_PLAN_TILE,
+                       (char *)memory + gpu_round_up(tile_plan_bytes_of_all(p), 64), &a);
         add_join(&l, &plan, &a);
     }
     return gpu_launches_run(&l, stream);
