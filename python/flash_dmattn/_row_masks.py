@@ -59,7 +59,8 @@ def from_block_mask(block_mask: Any, max_bytes: int = 1 << 30) -> Dict[str, Any]
     """FlexAttention's BlockMask: its full blocks as such, its mask function on the others once.
 
     Args:
-        block_mask: a BlockMask whose blocks are multiples of 64 rows and keys.
+        block_mask: a BlockMask whose blocks are multiples of 64 rows and keys. On a CUDA device the call waits for it
+            once, so that no CUDA graph captures the call: whether blocks are partial is in the device's memory alone.
         max_bytes: of the dense mask that partial blocks need, B h Sq Sk rounded up to blocks; default 2**30.
 
     Returns:
@@ -97,14 +98,15 @@ def from_block_mask(block_mask: Any, max_bytes: int = 1 << 30) -> Dict[str, Any]
     shown = partial if full is None else partial | full
     blocks = shown.repeat_interleave(rows // size, 2).repeat_interleave(keys // size, 3)
     blocks = blocks[:, :, : -(-lengths[0] // size), : -(-lengths[1] // size)].contiguous()
-    if not bool(partial.any()):
+    places = partial.nonzero()  # waits for the device: the host allocates what they need
+    if places.shape[0] == 0:
         return {"block_mask": blocks, "attn_mask": None}
     num_bytes = partial.numel() * rows * keys
     if num_bytes > max_bytes:
         raise ValueError(
             f"block_mask has partial blocks, whose dense mask takes {num_bytes} bytes; max_bytes is {max_bytes}"
         )
-    dense = _dense_of(block_mask.mask_mod, partial, full, (rows, keys), lengths)
+    dense = _dense_of(block_mask.mask_mod, places, partial.shape, full, (rows, keys), lengths)
     return {"block_mask": blocks, "attn_mask": dense[:, :, : lengths[0], : lengths[1]]}
 
 
@@ -118,18 +120,18 @@ def _of_lists(counts: Any, indices: Any) -> Any:
     return blocks[..., :-1]
 
 
-def _dense_of(mask_mod: Any, partial: Any, full: Any, block: Tuple[int, int], lengths: Tuple[int, int]) -> Any:
-    """bool [B, h, Q * rows, K * keys]: full blocks whole, and partial ones as the function says."""
+def _dense_of(mask_mod: Any, partial: Any, shape: Any, full: Any, block: Any, lengths: Any) -> Any:
+    """bool [B, h, Q * rows, K * keys]: full blocks whole, and those of `partial`, [n, 4], as the function says."""
     import torch
 
-    (batch, heads, across, down), (rows, keys), device = partial.shape, block, partial.device
+    (batch, heads, across, down), (rows, keys), device = shape, block, partial.device
     dense = torch.zeros(batch, heads, across, rows, down, keys, dtype=torch.bool, device=device)
     if full is not None:
         dense |= full[:, :, :, None, :, None]
     over_keys = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
     over_rows = torch.vmap(over_keys, in_dims=(None, None, 0, None))
     of_blocks = torch.vmap(over_rows, in_dims=(0, 0, 0, 0))
-    for places in partial.nonzero().split(max(1, _ELEMENTS_AT_ONCE // (rows * keys))):
+    for places in partial.split(max(1, _ELEMENTS_AT_ONCE // (rows * keys))):
         b, h, row, key = places.unbind(1)
         # Blocks that reach over an end ask for what is there; the rest is cut off.
         i = (row[:, None] * rows + torch.arange(rows, device=device)).clamp(max=max(lengths[0] - 1, 0))
