@@ -2,7 +2,7 @@
  * block mask. */
 #include <stdio.h>
 
-#include "gpu/gpu_family.h"
+#include "gpu/tile_plan_launch.h"
 
 const char *gpu_shape_refusal(const fdm_problem *p, int is_float32, int32_t head_dim_max, char *text, size_t size) {
     if (is_float32 ? p->dtype != FDM_FLOAT32 : !gpu_16_bits(p->dtype))
@@ -42,12 +42,14 @@ void gpu_give_tile_reason(fdm_plan *plan, const fdm_device *device, const fdm_pr
 }
 
 void gpu_add_forward(struct gpu_launches *l, const fdm_plan *plan, const struct cuda_kernel_request *request,
-                     int masked, int64_t blocks, int32_t cluster) {
+                     enum gpu_forward_tiles tiles, int64_t blocks, int32_t cluster) {
     struct gpu_forward_params params = {0};
     if (l->attention)
         gpu_fill_forward(l->attention, &params);
-    if (masked)
+    if (tiles == GPU_TILES_OF_MASK)
         gpu_block_mask_add(l, plan->block_m, plan->block_n, l->workspace, &params);
+    if (tiles == GPU_TILES_OF_KEYS)
+        tile_plan_add_of_keys(l, l->workspace, &params);
     *gpu_add_kernel(l) = *request;
     gpu_add_launch(
         l, (struct gpu_launch){.grid = {blocks}, .cluster = cluster, .params = &params, .params_bytes = sizeof params});

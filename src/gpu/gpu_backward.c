@@ -2,6 +2,7 @@
 #include "gpu/gpu_backward.h"
 
 #include "gpu/key_sort.h"
+#include "gpu/tile_plan_launch.h"
 
 int32_t gpu_dbias_kind(const fdm_problem *p) {
     if (!p->needs_dbias)
@@ -93,6 +94,10 @@ static int64_t block_mask_room(const fdm_problem *p, const struct gpu_backward_n
            : needs->plans_rows         ? block_mask_bytes(p, needs->block_m, needs->block_n)
                                        : gpu_block_mask_bytes(p, needs->block_m, needs->block_n);
 }
+/* Without a block mask, in its place. */
+static int wants_seen_tiles(const fdm_problem *p, const struct gpu_backward_needs *needs) {
+    return needs->seeks_keys && gpu_makes_dq(p) && !wants_block_mask(p, needs);
+}
 static void add_block_mask(struct gpu_launches *l, const struct gpu_backward_needs *needs,
                            struct gpu_forward_params *a) {
     void *const at = (void *)(uintptr_t)a->block_mask;
@@ -130,7 +135,7 @@ static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_nee
     const int64_t parts = gpu_backward_leaves_sums(p, needs->group_parts) ? group_parts * p->heads_kv * l.key_rows : 0;
     l.dk = put(&l, 4 * parts * needs->head_dim);
     l.dv = put(&l, 4 * parts * needs->head_dim_v);
-    l.block_mask = put(&l, block_mask_room(p, needs));
+    l.block_mask = put(&l, wants_seen_tiles(p, needs) ? tile_plan_bytes_of_keys(p) : block_mask_room(p, needs));
     return l;
 }
 
@@ -203,7 +208,8 @@ void gpu_backward_fill(const struct gpu_launches *launches, const struct gpu_bac
     a->bias_row_bytes = (int32_t)(a->in.bias.row * bias_bytes(p));
     a->dbias_row_bytes =
         (int32_t)(gpu_dbias_kind(p) == GPU_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * bias_bytes(p));
-    a->in.block_mask = (const uint8_t *)workspace + l.block_mask;
+    if (wants_block_mask(p, needs) || wants_seen_tiles(p, needs))
+        a->in.block_mask = (const uint8_t *)workspace + l.block_mask;
 }
 
 /* ---- launches ---- */
@@ -225,7 +231,7 @@ void gpu_backward_add_grid(struct gpu_launches *l, int64_t x, int64_t y, int64_t
 }
 
 /* The kernels around a family's, in the order of their launches; those from COMBINE on run after it. */
-enum { PREPARE, BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
+enum { PREPARE, BLOCK_MASK, SEEN_TILES, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
 enum { ROWS_THREADS = 32 * BACKWARD_ROWS_WARPS, DBIAS_THREADS = 32 * BACKWARD_DBIAS_WARPS };
 enum { DSINK_THREADS = 32 * BACKWARD_DSINK_WARPS };
 static uint32_t threads_of(int32_t kernel) {
@@ -238,6 +244,7 @@ static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backwar
     const int32_t kind = gpu_dbias_kind(p);
     switch (kernel) {
     case BLOCK_MASK: return wants_block_mask(p, needs);
+    case SEEN_TILES: return wants_seen_tiles(p, needs);
     case BLOCK_ORDER: return needs->order_block_n > 0;
     case ORDER: return needs->orders_keys;
     case COMBINE: return gpu_backward_leaves_sums(p, needs->group_parts);
@@ -314,6 +321,8 @@ void gpu_backward_add(struct gpu_launches *l, enum gpu_backward_side side, const
             continue;
         if (kernel == BLOCK_MASK)
             add_block_mask(l, needs, &a->in);
+        else if (kernel == SEEN_TILES)
+            tile_plan_add_of_keys(l, (void *)(uintptr_t)a->in.block_mask, &a->in);
         else if (kernel == BLOCK_ORDER)
             block_order_add(l, &a->in, needs->order_block_n, (int32_t *)(uintptr_t)a->block_order);
         else if (kernel == ORDER)

@@ -27,6 +27,8 @@ struct gpu_backward_needs {
     int32_t order_block_n;        /* keys of blocks whose order block_order.h finds; 0: that is not wanted */
     int32_t plans_rows;           /* 1: the family's kernel reads row intervals by a tile plan: the block mask is the
                                      mask's alone */
+    int32_t seeks_keys;           /* 1: blocks of rows look at each key, but where a tile plan hides it
+                                     (tile_plan_add_of_keys()) */
     int32_t early;                /* 1: the family's kernel and those after are launched behind beginnings (9.0) */
     float lse_factor;             /* lse is kept times this */
 };

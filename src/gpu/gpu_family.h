@@ -87,11 +87,14 @@ const char *gpu_tile_refusal(int32_t count, gpu_fits fits, const fdm_device *dev
 /* The reason of a plan whose tile is the first that fits, and that is complete otherwise; `reason`: of the tile. */
 void gpu_give_tile_reason(fdm_plan *plan, const fdm_device *device, const fdm_problem *problem, const char *reason);
 
+/* What a forward kernel reads of its tiles: nothing; the block mask of the plan's tile; or the tile plan of
+ * tile_plan_add_of_keys(), where there is one. */
+enum gpu_forward_tiles { GPU_TILES_OF_NOTHING, GPU_TILES_OF_MASK, GPU_TILES_OF_KEYS };
 /* Adds the last launch of a forward: its own kernel, whose request the caller has filled and which takes struct
- * gpu_forward_params, as `blocks` blocks in clusters of `cluster`. With `masked` the block mask of the plan's tile
- * comes before it, at the workspace's start. */
+ * gpu_forward_params, as `blocks` blocks in clusters of `cluster`. What it reads of its tiles is made before it, at the
+ * workspace's start. */
 void gpu_add_forward(struct gpu_launches *launches, const fdm_plan *plan, const struct cuda_kernel_request *request,
-                     int masked, int64_t blocks, int32_t cluster);
+                     enum gpu_forward_tiles tiles, int64_t blocks, int32_t cluster);
 
 /* The block mask (block_mask.h) of a mask with rows, of row intervals, or of both: its bytes of workspace, and the
  * launches that make it there and tell the parameters where it is. */

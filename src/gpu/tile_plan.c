@@ -16,7 +16,7 @@ static void widen(struct extents *e, int has, int64_t batches, int64_t heads) {
     e->heads = has && heads > e->heads ? heads : e->heads;
 }
 static struct extents extents_of(const fdm_problem *p) {
-    struct extents e = {p->varlen ? p->batch : 1, 1, gpu_ceil_div(p->seqlen_q, TILE_PLAN_TILE),
+    struct extents e = {p->varlen || gpu_used_constant(p) ? p->batch : 1, 1, gpu_ceil_div(p->seqlen_q, TILE_PLAN_TILE),
                         gpu_ceil_div(p->seqlen_k, 32 * TILE_PLAN_TILE)};
     widen(&e, p->has_intervals, p->interval_batch, p->interval_heads);
     widen(&e, p->has_row_intervals, p->row_interval_batch, p->row_interval_heads);
@@ -128,4 +128,35 @@ void tile_plan_add(struct gpu_launches *l, const struct gpu_forward_params *a, s
     } else {
         add(l, a, order, &e, workspace, plan);
     }
+}
+
+/* ---- for kernels that look at each key ---- */
+
+/* From so many keys on a look at each, 2 clocks in `hopper.gather`, takes a block longer than the plan takes (5 us). */
+enum { MANY_KEYS = 8192 };
+
+static int hides_keys(const fdm_problem *p) {
+    return (p->has_intervals || masks_keys(p)) && !gpu_masks_blocks(p) && !p->has_cache;
+}
+int64_t tile_plan_bytes_of_keys(const fdm_problem *p) {
+    return hides_keys(p) && p->has_intervals && p->seqlen_k >= MANY_KEYS && tile_plan_possible(p) ? tile_plan_bytes(p)
+                                                                                                  : 0;
+}
+
+void tile_plan_add_of_keys(struct gpu_launches *l, void *workspace, struct gpu_forward_params *a) {
+    const fdm_problem *p = l->problem;
+    struct tile_plan plan;
+    a->block_mask = NULL;
+    if (l->attention && l->attention->mask_plan && hides_keys(p))
+        plan = tile_plan_at(p, l->attention->mask_plan);
+    else if (tile_plan_bytes_of_keys(p))
+        tile_plan_add(l, a, (struct tile_plan_order){0}, workspace, &plan);
+    else
+        return;
+    const int64_t row = plan.key_words * (int64_t)sizeof *plan.seen;
+    a->block_mask = (const uint8_t *)plan.seen;
+    a->block_mask_row = row;
+    a->block_mask_head = plan.head * plan.row_tiles * row;
+    a->block_mask_batch = plan.batch * plan.row_tiles * row;
+    a->block_mask_group = plan.group;
 }

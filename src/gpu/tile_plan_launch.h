@@ -31,4 +31,10 @@ void tile_plan_add_of_all(struct gpu_launches *launches, const struct gpu_forwar
 void tile_plan_add(struct gpu_launches *launches, const struct gpu_forward_params *params, struct tile_plan_order order,
                    void *workspace, struct tile_plan *plan);
 
+/* For kernels that look at each key (seen_tiles.cuh): bytes of the plan that a call makes, 0 where it makes none; and
+ * the launch that makes it at `workspace`. The parameters then have its words in the place of a block mask, or those of
+ * the plan that the call brings, or NULL. */
+int64_t tile_plan_bytes_of_keys(const fdm_problem *problem);
+void tile_plan_add_of_keys(struct gpu_launches *launches, void *workspace, struct gpu_forward_params *params);
+
 #endif

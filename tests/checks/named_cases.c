@@ -391,6 +391,37 @@ static void add_tile_plans(void) {
     }
 }
 
+/* Tiles of keys that documents or a mask that all rows share hide from blocks of rows, of kernels that look at each
+ * key, with a mask plan and without; in a plan of more than a word, and in one that the call makes. */
+static void add_seen_tiles(void) {
+    static const struct {
+        const char *name;
+        fdm_pass pass;
+        fdm_dtype dtype;
+    } kernels[] = {{"mma.forward", FDM_FORWARD, FDM_BFLOAT16},
+                   {"mma.forward32", FDM_FORWARD, FDM_FLOAT32},
+                   {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32},
+                   {"mma.backward_d1024", FDM_BACKWARD, FDM_FLOAT16}};
+    static const struct {
+        int64_t batch, heads, heads_kv, seqlen_q, seqlen_k;
+        int causal, varlen, mask;
+    } rows[] = {
+        {1, 2, 2, 330, 330, 0, 0, 0}, {1, 2, 1, 130, 2400, 1, 0, 0}, {2, 1, 1, 200, 330, 0, 1, 0},
+        {2, 1, 1, 70, 600, 0, 0, 2},  {1, 1, 1, 130, 8200, 0, 0, 0},
+    };
+    FOR_EACH(kernels, k)
+    FOR_EACH(rows, n)
+    for (int d = 0; d < 2; d++) {
+        begin(kernels[k].name, kernels[k].pass, d ? 64 : 32, kernels[k].dtype);
+        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
+        next.causal = rows[n].causal;
+        next.varlen = rows[n].varlen;
+        next.mask = rows[n].mask;
+        next.intervals = rows[n].mask ? 0 : 2;
+        add("seen tiles");
+    }
+}
+
 /* Rows of few chunks of 16 bytes, of which a warp stores several at a time. */
 static void add_narrow_rows(void) {
     static const int64_t dims[] = {8, 16, 24, 32, 64};
@@ -579,7 +610,7 @@ static void list_cases(void) {
     }
     static void (*const others[])(void) = {add_idle_warpgroups, add_copies,      add_short,         add_many_splits,
                                            add_orders,          add_two_kernels, add_listed_orders, add_tile_plans,
-                                           add_wide_intervals,  add_narrow_rows, add_runs};
+                                           add_wide_intervals,  add_narrow_rows, add_runs,          add_seen_tiles};
     FOR_EACH(others, n)
     others[n]();
     FOR_EACH(any_kernels, n) {

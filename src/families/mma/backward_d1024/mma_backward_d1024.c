@@ -97,6 +97,7 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
                                        .head_dim_v = padded(t, p->head_dim_v),
                                        .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)turns : 0,
                                        .dbias_shares = mma_d1024_shares(t->shape.own),
+                                       .seeks_keys = 1,
                                        .lse_factor = 1};
 }
 

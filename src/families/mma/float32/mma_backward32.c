@@ -63,6 +63,7 @@ static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_proble
                                        .head_dim_v = mma_padded32(p->head_dim_v, p->head_dim),
                                        .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)blocks : 0,
                                        .dbias_shares = 1,
+                                       .seeks_keys = 1,
                                        .lse_factor = 1};
 }
 

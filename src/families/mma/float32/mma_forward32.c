@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "families/mma/mma_family.h"
+#include "gpu/tile_plan_launch.h"
 
 /* The first row whose head dims and shared memory fit is chosen. */
 struct tile {
@@ -56,7 +57,7 @@ static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
 }
 
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
-    return gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, block_m(t), t->shape.block_n) : 0;
+    return gpu_masks_blocks(p) ? gpu_block_mask_bytes(p, block_m(t), t->shape.block_n) : tile_plan_bytes_of_keys(p);
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -112,8 +113,8 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const struct tile *t = &tiles[parameters_of(plan).TILE];
     struct cuda_kernel_request request;
     forward_request(t, p, &request);
-    gpu_add_forward(l, plan, &request, gpu_masks_blocks(p), gpu_ceil_div(p->seqlen_q, block_m(t)) * p->batch * p->heads,
-                    1);
+    gpu_add_forward(l, plan, &request, gpu_masks_blocks(p) ? GPU_TILES_OF_MASK : GPU_TILES_OF_KEYS,
+                    gpu_ceil_div(p->seqlen_q, block_m(t)) * p->batch * p->heads, 1);
     return FDM_OK;
 }
 

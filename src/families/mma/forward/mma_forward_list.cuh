@@ -4,6 +4,7 @@
 #define FDM_MMA_FORWARD_LIST_CUH
 
 #include "families/mma/forward/mma_forward_load.cuh"
+#include "gpu/seen_tiles.cuh"
 
 /* GPU_BLOCK_* of each tile of keys of the block: what masks with rows and row intervals hide of it. */
 __device__ __forceinline__ const uint8_t *block_mask_of(const struct gpu_forward_params &a, const struct place &at) {
@@ -78,6 +79,9 @@ struct key_list {
         constexpr int each = MMA_FORWARD_LIST_STEP / THREADS;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         while (next_key < at.last_key && count + MMA_FORWARD_LIST_STEP <= MMA_FORWARD_LIST) {
+            next_key = next_seen_key<BLOCK_M>(a, at.batch, at.head, at.first_row, next_key, at.last_key);
+            if (SEEN_TILES && next_key >= at.last_key)
+                break;
             uint32_t seen_by[each];
             float key_bias[each];
             int total = 0;

@@ -229,7 +229,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const struct tile *t = &tiles[parameters_of(plan).TILE];
     struct cuda_kernel_request request;
     request_of(plan, l->problem, &request);
-    gpu_add_forward(l, plan, &request, 0, grid_of(t, l->problem), t->shape.cluster);
+    gpu_add_forward(l, plan, &request, GPU_TILES_OF_NOTHING, grid_of(t, l->problem), t->shape.cluster);
     return FDM_OK;
 }
 

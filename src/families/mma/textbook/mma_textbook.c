@@ -219,7 +219,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
                          s.out_blocks, plan->kernel);
     struct cuda_kernel_request request;
     request_of(plan, p, &request);
-    gpu_add_forward(l, plan, &request, 0, grid_of(&s, p), 1);
+    gpu_add_forward(l, plan, &request, GPU_TILES_OF_NOTHING, grid_of(&s, p), 1);
     return FDM_OK;
 }
 
