@@ -51,8 +51,8 @@ fdm_status kept_plan_make(const struct attention *attention, int32_t device, voi
     gpu_fill_forward(attention, &a);
     tile_plan_add_of_all(&l, &a, memory, &plan);
     if (gpu_mask_rows(p)) {
-        block_mask_add(&l, TILE_PLAN_TILE, TILE_PLAN_TILE,
-                       (char *)memory + gpu_round_up(tile_plan_bytes_of_all(p), 64), &a);
+        block_mask_add(&l, TILE_PLAN_TILE, TILE_PLAN_TILE, (char *)memory + gpu_round_up(tile_plan_bytes_of_all(p), 64),
+                       &a);
         add_join(&l, &plan, &a);
     }
     return gpu_launches_run(&l, stream);

@@ -46,10 +46,10 @@ __device__ __forceinline__ bool ranges_hold(const struct gpu_forward_params &a, 
     return held && (!BLOCKS || block_holds(a.blocks, row, key));
 }
 
-/* The same for `count` keys, key_of(0) and so on, as a bit each. */
+/* The same for `count` keys, key_of(0) and so on, as a bit each; of ranges alone, and of both. */
 template <int count, class numbering>
-__device__ __forceinline__ uint32_t keys_held(const struct gpu_forward_params &a, const struct row_ranges &row,
-                                              const numbering &key_of) {
+__device__ __forceinline__ uint32_t keys_in_ranges(const struct gpu_forward_params &a, const struct row_ranges &row,
+                                                   const numbering &key_of) {
     static_assert(count <= 32, "a bit each");
     const struct gpu_row_intervals &r = a.row_intervals;
     uint32_t held = ROW_INTERVALS ? 0 : 0xffffffff >> (32 - count);
@@ -62,6 +62,12 @@ __device__ __forceinline__ uint32_t keys_held(const struct gpu_forward_params &a
             held |= (uint32_t)(start <= key && key < end) << i;
         }
     }
+    return held;
+}
+template <int count, class numbering>
+__device__ __forceinline__ uint32_t keys_held(const struct gpu_forward_params &a, const struct row_ranges &row,
+                                              const numbering &key_of) {
+    uint32_t held = keys_in_ranges<count>(a, row, key_of);
     if (BLOCKS) {
 #pragma unroll
         for (int i = 0; i < count; i++)

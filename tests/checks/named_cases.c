@@ -570,7 +570,7 @@ static void add_rows(const char *kernel, fdm_pass pass, int32_t float32, int run
         const int alike = owns && kind >= OF_MASK; /* what heads of keys share */
         if (wide ? kind >= OF_BIAS || kind == OF_MASK : hopper && !owns && kind >= KEY_BIAS)
             continue; /* mma's */
-        if (runs > 1 && (wide || d != (size_t)kind % 2))
+        if (runs > 1 && d != (size_t)kind % 2)
             continue;
         begin(kernel, pass, wide ? wide_dims[d] : dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
         shape(kind == PACKED ? 3 : 1 + kind % 2, 4, alike ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);

@@ -13,7 +13,7 @@ PLAN_PARAMETER_STRUCT(HOPPER_BACKWARD_2PASS_PARAMETERS);
 
 static struct hopper_score_inputs score_inputs_of(const fdm_problem *p) {
     return (struct hopper_score_inputs){gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p),
-                                        p->has_row_intervals};
+                                        gpu_row_runs(p)};
 }
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
     return hopper_backward_2pass_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
@@ -29,8 +29,8 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 }
 
 /* Tiles are walked by the tile plan; and keys that lie scattered are put in order. */
-static int is_planned(const fdm_problem *p) { return gpu_lists_keys(p) || p->has_row_intervals; }
-static int may_sort(const fdm_problem *p) { return p->has_intervals && !p->varlen && !p->has_row_intervals; }
+static int is_planned(const fdm_problem *p) { return gpu_lists_keys(p) || gpu_row_runs(p); }
+static int may_sort(const fdm_problem *p) { return p->has_intervals && !p->varlen && !gpu_row_runs(p); }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs =
@@ -38,7 +38,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     needs.block_m = needs.block_n = HOPPER_BACKWARD_2PASS_MASK;
     needs.may_order_keys = needs.orders_keys = may_sort(p);
     needs.order_block_n = may_sort(p) ? HOPPER_BACKWARD_2PASS_KEYS : 0;
-    needs.plans_rows = p->has_row_intervals;
+    needs.plans_rows = gpu_row_runs(p);
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
@@ -67,7 +67,8 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
     if (p->has_intervals && p->has_mask)
         return "there are no masks beside intervals";
     if ((p->has_intervals && p->interval_heads > p->heads_kv) ||
-        (p->has_row_intervals && p->row_interval_heads > p->heads_kv))
+        (p->has_row_intervals && p->row_interval_heads > p->heads_kv) ||
+        (p->block_mask_size && p->block_mask_heads > p->heads_kv))
         return "query heads that share keys have intervals of their own";
     if (p->has_mask && p->mask_shape[1] > p->heads_kv)
         return "query heads that share keys have masks of their own";
@@ -203,7 +204,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     if (l->attention)
         status = hopper_backward_maps(plan, l->attention, HOPPER_BACKWARD_2PASS_KEYS, &params);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
-    if ((wanted(p, DQ) && is_planned(p)) || p->has_row_intervals) {
+    if ((wanted(p, DQ) && is_planned(p)) || gpu_row_runs(p)) {
         const struct tile_plan_order order = {plan->block_m, may_sort(p) ? params.in.order : NULL,
                                               may_sort(p) ? params.in.block_order : NULL};
         tile_plan_add(l, &params.in.in, order, l->workspace + plan_offset(p, &needs), &params.plan);
@@ -221,7 +222,7 @@ const struct gpu_algorithm hopper_backward_2pass_algorithm = {
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_2PASS_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
-                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_DBIAS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_ROW_RUN_FEATURES | GPU_FEATURE_DBIAS |
                 GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
                 GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,

@@ -27,7 +27,7 @@
 
 HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       (INTERVALS && !VARLEN && !ROW_INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
+#define KEYS       (INTERVALS && !VARLEN && !ROW_RUNS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    64
@@ -54,8 +54,8 @@ constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_BYTES_LOADED, ROWS_OFFSET = MASK_
 constexpr int LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
 constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
 constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
-constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_INTERVALS);
-constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_INTERVALS};
+constexpr int CONTROL = SEEN_OFFSET + SEEN_WORDS * 4 * (LISTED + MASK_TILE + ROW_RUNS);
+constexpr struct hopper_score_inputs INPUTS = {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_RUNS};
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
@@ -409,7 +409,7 @@ __device__ __forceinline__ struct key_block find_steps(const struct hopper_backw
 
 extern "C" __global__ void __launch_bounds__(HOPPER_BACKWARD_2PASS_THREADS, 1)
     hopper_backward_2pass_dkv(const __grid_constant__ struct hopper_backward_params a) {
-#if BIAS || KEYED || ROW_INTERVALS
+#if BIAS || KEYED || ROW_RUNS
     extern __shared__ __align__(1024) char shared[];
 #else
     extern __shared__ char shared[];

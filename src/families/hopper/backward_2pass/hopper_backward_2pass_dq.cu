@@ -11,7 +11,7 @@
  *
  * Barriers: Q and dO full; of each stage of K and V full, and empty (an arrival of each consumer warp).
  *
- * PLANNED: rows see keys by intervals of keys or of rows, or by a mask that all rows share. The tile plan
+ * PLANNED: rows see keys by intervals of keys or of rows, by blocks, or by a mask that all rows share. The tile plan
  * (gpu/tile_plan.cu) says which tiles of keys are walked, and which of them hide nothing. Scattered keys of dense calls
  * are walked in the order of key_sort.cu, and copied by the whole third warpgroup (EITHER).
  *
@@ -31,7 +31,7 @@
 
 HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       (INTERVALS && !VARLEN && !ROW_INTERVALS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
+#define KEYS       (INTERVALS && !VARLEN && !ROW_RUNS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    HOPPER_BACKWARD_2PASS_DQ_ROWS
@@ -45,7 +45,7 @@ HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/redo_dq.cuh"
 
 #define F16     (DTYPE == GPU_FLOAT16)
-#define PLANNED (KEYED || ROW_INTERVALS)
+#define PLANNED (KEYED || ROW_RUNS)
 /* Ranges of a partial tile are read when S is there, else while it is made: then registers are short. */
 #define LATE_RANGES VARLEN
 
@@ -63,7 +63,7 @@ enum {
 static_assert(END - CONTROL <= HOPPER_BACKWARD_2PASS_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_BACKWARD_2PASS_CONTROL_BYTES + 1024 ==
                   hopper_backward_2pass_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES,
-                                                 {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_INTERVALS}),
+                                                 {KEYED, MASK_TILE, BIAS != 0, BIAS != 0, ROW_RUNS}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
@@ -380,15 +380,19 @@ struct consumer {
         }
     }
 
-    /* Sets scores to -inf whose key lies in no range of the thread's two rows, of the keys from `key` on. */
+    /* Sets scores to -inf whose key lies in no run of the thread's two rows, of the keys from `key` on, which lie in one
+     * block of the block mask. */
     __device__ __forceinline__ void hide_others(const struct sequence &at, int key) {
         const struct gpu_forward_params &in = a.in.in;
         const int column = key + (int)tid_x_reread() % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = min(r.first_row + local_row() + 8 * half, at.seqlen_q - 1);
-            const uint32_t held = keys_held<BLOCK_N / 4>(in, ranges_of_row(in, at.batch, at.q_begin, r.head, row),
-                                                         [column](int i) { return column + i / 2 * 8 + i % 2; });
+            const struct row_ranges ranges = ranges_of_row(in, at.batch, at.q_begin, r.head, row);
+            uint32_t held =
+                keys_in_ranges<BLOCK_N / 4>(in, ranges, [column](int i) { return column + i / 2 * 8 + i % 2; });
+            if (BLOCKS && !block_holds(in.blocks, ranges, key))
+                held = 0;
 #pragma unroll
             for (int i = 0; i < BLOCK_N / 4; i++)
                 if (!(held >> i & 1))
@@ -431,7 +435,7 @@ struct consumer {
         }
         if (MASK_TILE && is_partial())
             hide_masked_keys(key);
-        if (ROW_INTERVALS && is_partial())
+        if (ROW_RUNS && is_partial())
             hide_others(at, key);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
