@@ -31,6 +31,14 @@ __device__ __forceinline__ void set_element(char *at, float x) {
         *(uint16_t *)at = (uint16_t)pack(x, 0.0f);
 }
 
+/* Two neighbours, the first of them even. */
+__device__ __forceinline__ void copy_two(char *to, const char *from) {
+    if (DTYPE == GPU_FLOAT32)
+        *(uint64_t *)to = *(const uint64_t *)from;
+    else
+        *(uint32_t *)to = *(const uint32_t *)from;
+}
+
 /* An element of a row of Q or K in shared memory. */
 __device__ __forceinline__ char *element_in_tile(char *tile, int row, int element) {
     return tile + chunk_offset<K_CHUNKS>(row, element / CHUNK_ELEMENTS) + element % CHUNK_ELEMENTS * ELEMENT_BYTES;
@@ -95,9 +103,12 @@ __device__ __forceinline__ void append_keys(const struct gpu_forward_params &a, 
                 continue;
             }
             const struct two_elements two = find_two(a.rotary, index);
+            if (!two.rotated) { /* bits stay as they are, those of a NaN too */
+                copy_two(k_to + two.first * ELEMENT_BYTES, k + two.first * ELEMENT_BYTES);
+                continue;
+            }
             float x = element_at(k + two.first * ELEMENT_BYTES), y = element_at(k + two.second * ELEMENT_BYTES);
-            if (two.rotated)
-                turn_pair(a.rotary, first + n, index, x, y);
+            turn_pair(a.rotary, first + n, index, x, y);
             set_element(k_to + two.first * ELEMENT_BYTES, x);
             set_element(k_to + two.second * ELEMENT_BYTES, y);
         }
