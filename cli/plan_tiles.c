@@ -27,7 +27,7 @@ void plan_print_tiles(const fdm_problem *p) {
     fdm_tile_plan tiles = {.struct_bytes = sizeof tiles};
     int64_t full = 0, partial = 0;
     if (p->varlen || p->has_cache || p->has_mask || p->has_intervals || p->has_row_intervals || p->block_mask_size ||
-        (!p->causal && p->window_left < 0 && p->window_right < 0))
+        p->has_tree || (!p->causal && p->window_left < 0 && p->window_right < 0))
         return;
     options.causal = p->causal;
     options.window_left = p->window_left;

@@ -134,7 +134,8 @@ typedef enum fdm_dtype {
     FDM_FLOAT64 = 3, /* reference family only */
     FDM_BOOL = 4,    /* DLPack bool; uint8 is taken as bool too, non-zero = true */
     FDM_INT32 = 5,
-    FDM_INT64 = 6, /* of block_table, page_start and slots */
+    FDM_INT64 = 6,  /* of block_table, page_start and slots */
+    FDM_UINT32 = 7, /* of tree */
     FDM_NO_DTYPE = -1
 } fdm_dtype;
 
@@ -215,6 +216,8 @@ typedef struct fdm_cache {
  *                                                                    each other, as far as the other masks say. Axes
  *                                                                    are rounded up; their extents say whether b is 64
  *                                                                    or 128
+ *     tree                           [B, Sq, words]                  uint32 or int32, a bit for each of Sq rows: words is
+ *                                                                    Sq / 32, rounded up
  *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
  *
  * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
@@ -232,6 +235,7 @@ typedef struct fdm_cache {
  *     interval_start, interval_end   [H|Hkv|1, total_k]                                rows within the sequence
  *     row_start, row_end             [H|Hkv|1, n, total_q]                             keys within the sequence
  *     block_mask                     [B|1, H|Hkv|1, max_seqlen_q/b, max_seqlen_k/b]    blocks within the sequence
+ *     tree                           [total_q, max_seqlen_q / 32]                      rounded up
  *
  * cu_seqlens begin with 0 or above, never fall, and end with at most total_q and total_k; no sequence is longer than
  * max_seqlen_q or max_seqlen_k.
@@ -249,6 +253,11 @@ typedef struct fdm_cache {
  * Rows before the first sequence, after the last one, those that a cut leaves over, and rows and keys that seqused
  * does not count belong to no sequence. Their out is 0, their lse +inf, and their gradients are 0; what q, k, v and
  * dout hold there has no effect.
+ *
+ * A tree says which rows of a draft see each other. The last Sq keys of a sequence are its draft, Sq its rows that
+ * count: row i sees key t of the draft where bit t % 32 of word t / 32 of its row is set, and every earlier key as far
+ * as the other masks say. Its own bit is the caller's to set; bits of t >= Sq do not count. A tree stands in place of
+ * causal, beside which it is an error, and belongs to forward calls.
  *
  * NaN and inf. What a key holds has no effect on anything where no row sees it, whatever hides it: NaN and inf in its
  * rows of k and v included; nor has what a row holds that sees no key. A row whose scores hold a NaN gets a NaN lse and
@@ -282,6 +291,7 @@ typedef struct fdm_tensors {
     /* NULL, or what fdm_mask_plan() made of the masks of this call, which are given beside it all the same. Forward and
      * backward then do not look for hidden tiles again. */
     const fdm_tile_plan *mask_plan;
+    const fdm_tensor *tree; /* forward */
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -451,7 +461,8 @@ typedef struct fdm_problem {
     int32_t invariance, num_splits, split_keys;     /* as in fdm_options; of a forward */
     int32_t block_mask_size;                        /* 64 or 128: rows and keys of its blocks; 0 = no block mask */
     int32_t block_mask_batch, block_mask_heads;     /* extents, 1 = broadcast */
-    int32_t reserved[1];                            /* 0 */
+    int8_t has_tree;
+    int8_t reserved[3]; /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

@@ -37,6 +37,8 @@ fdm_status fdm_mask_plan(const fdm_tensors *tensors, const fdm_options *options,
         !STRUCT_READ(fdm_tile_plan, plan, &plan_room))
         return FDM_ERROR_INVALID_ARGUMENT;
     fdm_status status = problem_from_inputs(tensors, options, &problem, &attention);
+    if (!status && problem.has_tree)
+        status = error_set(FDM_ERROR_UNSUPPORTED, "tree is given; no mask plan is made beside one");
     if (!status && !plan->memory && plan->memory_bytes == 0) {
         whole = (fdm_tile_plan){.memory_bytes = fdm_mask_plan_bytes(&problem)};
         return STRUCT_WRITE(fdm_tile_plan, plan, &whole);

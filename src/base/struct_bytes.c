@@ -11,7 +11,7 @@
     _Static_assert(offsetof(type, member) + sizeof(((type *)0)->member) == sizeof(type), \
                    #type " ends in padding, or not with its last member")
 ENDS_WITH(fdm_cache, fault);
-ENDS_WITH(fdm_tensors, mask_plan);
+ENDS_WITH(fdm_tensors, tree);
 ENDS_WITH(fdm_tile_plan, problem);
 ENDS_WITH(fdm_append_tensors, stream);
 ENDS_WITH(fdm_options, split_keys);

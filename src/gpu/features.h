@@ -61,6 +61,7 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
     X(INTERVALS, "key intervals", p->has_intervals)                                                               \
     X(ROW_INTERVALS, "row intervals", p->has_row_intervals)                                                       \
     X(BLOCK_MASK, "block masks", p->block_mask_size)                                                              \
+    X(TREE, "trees of drafts", p->has_tree)                                                                       \
     X(VARLEN, "packed sequences", p->varlen)                                                                      \
     X(SOFTCAP, "softcap", p->softcap > 0)                                                                         \
     X(SINK, "learnable sinks", p->has_sink)                                                                       \
@@ -83,10 +84,11 @@ enum gpu_feature {
 #define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
     GPU_FEATURES(GPU_FEATURE_BIT)
 #undef GPU_FEATURE_BIT
-    /* What a kernel takes as it takes rows and keys. Row intervals, block masks, lengths on the device, caches and
-     * rules for splits are not in it. */
-    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK |
-                                                          GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
+    /* What a kernel takes as it takes rows and keys. Row intervals, block masks, trees, lengths on the device, caches
+     * and rules for splits are not in it. */
+    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) &
+                        ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK | GPU_FEATURE_TREE | GPU_FEATURE_SEQUSED |
+                          GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };
 
 /* What row_ranges.cuh and row_block_mask.cu do for a kernel. */

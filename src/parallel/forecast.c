@@ -315,8 +315,8 @@ static fdm_status check_problem(const fdm_problem *p, const fdm_layout *layout, 
                          (long long)k, (long long)layout->total, (long long)keys->total);
     if (p->has_cache)
         return error_set(FDM_ERROR_UNSUPPORTED, "a problem with a KV cache is not computed over several ranks");
-    if (p->has_row_intervals || p->block_mask_size)
-        return error_set(FDM_ERROR_UNSUPPORTED, "row intervals and block masks are not computed over ranks");
+    if (p->has_row_intervals || p->block_mask_size || p->has_tree)
+        return error_set(FDM_ERROR_UNSUPPORTED, "row intervals, block masks and trees are not computed over ranks");
     return FDM_OK;
 }
 

@@ -34,8 +34,8 @@ static fdm_status check_problem(const fdm_problem *p, const fdm_layout *rows, co
                                 const fdm_rank_mask *mask, const fdm_device *device) {
     if (p->varlen || p->has_cache || p->has_seqused_q || p->has_seqused_k)
         return error_set(FDM_ERROR_UNSUPPORTED, "packed sequences, lengths and caches are not computed over ranks");
-    if (p->has_row_intervals || p->block_mask_size)
-        return error_set(FDM_ERROR_UNSUPPORTED, "row intervals and block masks are not computed over ranks");
+    if (p->has_row_intervals || p->block_mask_size || p->has_tree)
+        return error_set(FDM_ERROR_UNSUPPORTED, "row intervals, block masks and trees are not computed over ranks");
     if (device->id.type != FDM_CPU && device->id.type != FDM_CUDA)
         return error_set(FDM_ERROR_UNSUPPORTED, "ranks compute on CPUs and CUDA devices; the device is %s",
                          device->name);

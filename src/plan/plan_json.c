@@ -110,6 +110,7 @@ static void append_parameters(struct text *t, const fdm_plan *plan) {
 static void append_value(struct text *t, const struct field *field, const fdm_plan *plan) {
     const void *value = (const char *)plan + field->offset;
     switch (field->kind) {
+    case FIELD_INT8: append_integer(t, *(const int8_t *)value, field->absent); break;
     case FIELD_INT32: append_integer(t, *(const int32_t *)value, field->absent); break;
     case FIELD_INT64: append_integer(t, *(const int64_t *)value, field->absent); break;
     case FIELD_DOUBLE: append(t, "%.17g", *(const double *)value); break;
@@ -242,6 +243,11 @@ static int read_name(struct json_reader *r, const struct field *field, void *val
 static int read_value(struct json_reader *r, const struct field *field, void *value, struct parameters *parameters) {
     int64_t number = 0;
     switch (field->kind) {
+    case FIELD_INT8:
+        if (!read_integer(r, field, INT8_MIN, INT8_MAX, &number))
+            return 0;
+        *(int8_t *)value = (int8_t)number;
+        return 1;
     case FIELD_INT32:
         if (!read_integer(r, field, INT32_MIN, INT32_MAX, &number))
             return 0;

@@ -14,6 +14,7 @@
 #include "problem/problem_fields.h"
 #include "problem/sinks.h"
 #include "problem/tensor.h"
+#include "problem/tree.h"
 #include "problem/visible_tiles.h"
 
 #define NOTHING(field, kind, value, rule)
@@ -159,6 +160,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
         status = intervals_validate(p);
     if (!status)
         status = block_mask_validate(p);
+    if (!status)
+        status = tree_validate(p);
     if (!status && p->needs_dbias && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
     if (!status && p->has_lse_low && !p->has_bias)
@@ -322,7 +325,7 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
 }
 
 /* The tensors of a call by name, those of every pass first. */
-enum { NUM_Q = 0, NUM_OF_FORWARD = 30, NUM_TENSORS = 37 };
+enum { NUM_Q = 0, NUM_OF_FORWARD = 31, NUM_TENSORS = 38 };
 static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
     static const fdm_cache none;
     const int32_t forward = pass == FDM_FORWARD, backward = !forward;
@@ -339,6 +342,7 @@ static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tenso
         {"row_start", t->row_start, 0, 0},
         {"row_end", t->row_end, 0, 0},
         {"block_mask", t->block_mask, 0, 0},
+        {"tree", t->tree, 0, 0},
         {"cu_seqlens_q", t->cu_seqlens_q, 0, 0},
         {"cu_seqlens_k", t->cu_seqlens_k, 0, 0},
         {"seqused_q", t->seqused_q, 0, 0},
@@ -482,7 +486,7 @@ static fdm_status resolve_inputs(const fdm_tensors *t, const fdm_options *o, con
                         (status = resolve_matrix(t->v, "v", TENSOR_INPUT, p, v_shape, &a->v))) ||
         (t->mask && (status = resolve_mask(t, p, a))) || (t->bias && (status = resolve_bias(t, p, a))) ||
         (status = intervals_resolve(t, p, a)) || (status = block_mask_resolve(t, p, a)) ||
-        (status = sinks_resolve(t, p, a)))
+        (status = tree_resolve(t, p, a)) || (status = sinks_resolve(t, p, a)))
         return status;
     return mask_plan_resolve(t, p, a);
 }

@@ -28,6 +28,12 @@ struct interval_view {
     int64_t group;
 };
 
+/* tree: word w of row (b, i); varlen: batch is 0 and i counts from the start of the packed tensor. */
+struct tree_view {
+    const uint32_t *data; /* NULL when absent */
+    int64_t batch, row, word;
+};
+
 /* lse, dlse: element (b, h, i). varlen: batch is 0 and i counts from the start of the packed tensor. */
 struct row_view {
     char *data;
@@ -76,6 +82,7 @@ struct attention {
     struct score_view mask, bias, dbias;
     struct interval_view intervals, row_intervals;
     struct score_view block_mask; /* rows and keys are blocks of problem->block_mask_size */
+    struct tree_view tree;
     struct sink_view sink, dsink;
     void *mask_plan; /* memory of the call's fdm_tile_plan; NULL: none */
     struct row_view lse, lse_low, dlse;

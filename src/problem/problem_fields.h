@@ -7,6 +7,7 @@
 
 /* How a value stands in the plan's JSON. The last two are the plan's own. */
 enum field_kind {
+    FIELD_INT8,
     FIELD_INT32,
     FIELD_INT64,
     FIELD_DOUBLE,
@@ -74,6 +75,7 @@ enum field_rule {
     X(block_mask_size, FIELD_INT32, 0, SAME_SCORES)        \
     X(block_mask_batch, FIELD_INT32, 1, SAME_SCORES)       \
     X(block_mask_heads, FIELD_INT32, 1, SAME_SCORES)       \
+    X(has_tree, FIELD_INT8, 0, SAME_SCORES)                \
     X(has_mask, FIELD_INT32, 0, SAME_SCORES)               \
     X(has_bias, FIELD_INT32, 0, SAME_SCORES)               \
     X(mask_shape, FIELD_SHAPE, FIELD_ONES, SAME_SCORES)    \

@@ -13,7 +13,7 @@ static const struct {
     [FDM_FLOAT32] = {"float32", "fp32", {2, 32, 1}},   [FDM_FLOAT16] = {"float16", "fp16", {2, 16, 1}},
     [FDM_BFLOAT16] = {"bfloat16", "bf16", {4, 16, 1}}, [FDM_FLOAT64] = {"float64", "fp64", {2, 64, 1}},
     [FDM_BOOL] = {"bool", "uint8", {6, 8, 1}},         [FDM_INT32] = {"int32", "i32", {0, 32, 1}},
-    [FDM_INT64] = {"int64", "i64", {0, 64, 1}},
+    [FDM_INT64] = {"int64", "i64", {0, 64, 1}},        [FDM_UINT32] = {"uint32", "u32", {1, 32, 1}},
 };
 enum { NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 

@@ -3,6 +3,7 @@
 #include "base/struct_bytes.h"
 #include "problem/block_views.h"
 #include "problem/interval_views.h"
+#include "problem/tree.h"
 
 enum { BLOCK_KEYS = 64 };
 
@@ -56,7 +57,7 @@ static int64_t count_lengths(const char *mask, int64_t key_stride, const struct 
     return pairs;
 }
 
-/* Where row intervals or a block mask are given: every pair by itself, of keys whose rows are known. */
+/* Where row intervals, a block mask or a tree are given: every pair by itself, of keys whose rows are known. */
 static int64_t count_each(const struct attention *a, const struct sequence *s, int64_t b, int64_t h, int64_t j,
                           const struct row_range *ranges, int64_t count) {
     const struct score_view *mask = &a->mask;
@@ -64,9 +65,10 @@ static int64_t count_each(const struct attention *a, const struct sequence *s, i
     int64_t pairs = 0;
     for (int64_t i = 0; i < s->seqlen_q; i++) {
         const struct row_ranges of_row = row_ranges_of(a, s, b, h, i);
+        const uint32_t *tree = tree_row(a, s, b, i);
         for (int64_t n = 0; n < count; n++)
             pairs += ranges[n].first <= i && i < ranges[n].last && (!of_row.start || row_ranges_hold(&of_row, j + n)) &&
-                     block_mask_holds(a, b, h, i, j + n) && (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
+                     (!tree || tree_holds(a, s, tree, j + n)) && block_mask_holds(a, b, h, i, j + n) && (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
     }
     return pairs;
 }
@@ -86,7 +88,7 @@ static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
         const char *block = NULL; /* the same for every row: a stride of 0, or no mask */
         if (a->problem->has_mask)
             block = mask->data + b * mask->batch + h / mask->group * mask->head + j * mask->key;
-        if (a->problem->has_row_intervals || a->block_mask.data)
+        if (a->problem->has_row_intervals || a->block_mask.data || a->tree.data)
             pairs += count_each(a, &s, b, h, j, ranges, count);
         else if (block && mask->row)
             pairs += count_set(block, mask->row, mask->key, ranges, count);

@@ -72,6 +72,8 @@ fdm_status mask_plan_resolve(const fdm_tensors *t, const fdm_problem *p, struct 
         return FDM_ERROR_INVALID_ARGUMENT;
     if (p->has_cache)
         return error_set(FDM_ERROR_UNSUPPORTED, "mask_plan is given beside a cache, for which none is made");
+    if (p->has_tree)
+        return error_set(FDM_ERROR_UNSUPPORTED, "mask_plan is given beside a tree, for which none is made");
     if (!mask_plan->seen || !mask_plan->memory)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "mask_plan is empty; fdm_mask_plan() fills it");
     if (mask_plan->device.type != t->q->device.type || mask_plan->device.index != t->q->device.index)

@@ -174,6 +174,7 @@ double guarded_get(const struct guarded *g, int64_t n) {
     case FDM_BFLOAT16: return bfloat16_to_float(*(const uint16_t *)at);
     case FDM_BOOL: return *(const uint8_t *)at != 0;
     case FDM_INT32: return *(const int32_t *)at;
+    case FDM_UINT32: return *(const uint32_t *)at;
     case FDM_INT64: return (double)*(const int64_t *)at;
     default: return *(const float *)at;
     }
@@ -187,6 +188,7 @@ void guarded_set(struct guarded *g, int64_t n, double value) {
     case FDM_BFLOAT16: *(uint16_t *)at = float_to_bfloat16((float)value); break;
     case FDM_BOOL: *(uint8_t *)at = value != 0; break;
     case FDM_INT32: *(int32_t *)at = (int32_t)value; break;
+    case FDM_UINT32: *(uint32_t *)at = (uint32_t)value; break;
     case FDM_INT64: *(int64_t *)at = (int64_t)value; break;
     default: *(float *)at = (float)value;
     }

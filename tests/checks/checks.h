@@ -20,6 +20,7 @@
     X(ROW_START, "row_start")       \
     X(ROW_END, "row_end")           \
     X(BLOCKS, "block_mask")         \
+    X(TREE, "tree")                 \
     X(CU_Q, "cu_seqlens_q")         \
     X(CU_K, "cu_seqlens_k")         \
     X(SINK, "sink")                 \
@@ -144,6 +145,7 @@ int trial_hides_many(const struct trial *trial);
 void draw_intervals(struct trial *trial, int documents);
 void draw_row_intervals(struct trial *trial, int of_keys); /* of_keys: heads that share keys share them */
 void draw_block_mask(struct trial *trial, int of_keys);
+void draw_tree(struct trial *trial);
 /* The problem of a seed. */
 void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);
 /* The number-th of the named cases. */

@@ -90,6 +90,7 @@ fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *h) {
                          ON_DEVICE(row_start, ROW_START),
                          ON_DEVICE(row_end, ROW_END),
                          ON_DEVICE(block_mask, BLOCKS),
+                         ON_DEVICE(tree, TREE),
                          ON_DEVICE(cu_seqlens_q, CU_Q),
                          ON_DEVICE(cu_seqlens_k, CU_K),
                          ON_DEVICE(out, OUT),

@@ -1,4 +1,4 @@
-/* draw_intervals.c: key and row intervals, and block masks of random problems. */
+/* draw_intervals.c: key and row intervals, block masks and trees of random problems. */
 #include "checks.h"
 #include "structure.h"
 
@@ -136,5 +136,35 @@ void draw_block_mask(struct trial *t, int of_keys) {
         if (kind == 1)
             seen = off > -2 * shape[2] && off < 2 * shape[3];
         guarded_set(&t->g[BLOCKS], n, seen && key != hidden && row != barred);
+    }
+}
+
+/* Every row sees itself and its parent's keys; a chain, where it is the row before; or bits at random. Bits behind the
+ * last row are set at random. */
+void draw_tree(struct trial *t) {
+    enum { CHAIN, TREE_OF_PARENTS, RANDOM };
+    const int packed = t->varlen;
+    const int64_t words = (t->seqlen_q + 31) / 32, shape[3] = {t->batch, packed ? t->total_q : t->seqlen_q, words};
+    const int64_t kind = random_below(t, 3);
+    int64_t begin = 0;
+    guarded_make(&t->g[TREE], t, random_below(t, 2) ? FDM_UINT32 : FDM_INT32, 3 - packed, shape + packed, 3);
+    for (int64_t b = 0; b < t->batch; b++) {
+        const int64_t rows = trial_length(t, CU_Q, b, !packed);
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t parent = kind == CHAIN ? row - 1 : row ? random_below(t, row + 1) - 1 : -1;
+            for (int64_t w = 0; w < words; w++) {
+                uint32_t bits = (uint32_t)random_bits(t);
+                const int64_t inside = rows - w * 32, at = (begin + row) * words + w;
+                const uint32_t counted = inside >= 32 ? UINT32_MAX : inside > 0 ? (1u << inside) - 1 : 0;
+                if (kind != RANDOM) {
+                    const uint32_t seen =
+                        parent < 0 ? 0 : (uint32_t)(int64_t)guarded_get(&t->g[TREE], at - (row - parent) * words);
+                    bits = (bits & ~counted) | (seen & counted) | (row / 32 == w ? 1u << row % 32 : 0);
+                }
+                guarded_set(&t->g[TREE], at,
+                            fdm_dtype_of(&t->g[TREE].tensor) == FDM_INT32 ? (double)(int32_t)bits : (double)bits);
+            }
+        }
+        begin += rows;
     }
 }

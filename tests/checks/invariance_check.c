@@ -1,5 +1,5 @@
 /* invariance_check.c: equal bits (fdm_options.invariance, num_splits, split_keys): one sequence in calls that differ in
- * all else, and at level 2 its rows in several calls; on a CUDA device, on the emulated one, or on the CPU.
+ * all else, with a tree that is a chain in place of causal, and at level 2 its rows in several calls; on a CUDA device, on the emulated one, or on the CPU.
  *
  * A row of q, a key and a value are made of the numbers of their sequence and position, so that a sequence is the same
  * wherever it stands. Each result is also compared with the reference. */
@@ -36,6 +36,7 @@ static struct scene {
     int64_t heads, heads_kv, head_dim, keys, rows, most_rows;
     fdm_device_id device;
     fdm_options options;
+    int chain; /* 1: the call says causal by a tree */
 } s;
 
 static int64_t pick(const int64_t *list, int64_t count) { return list[below(count)]; }
@@ -56,7 +57,7 @@ static void store_row(char *data, int64_t row, int64_t heads, int64_t kind, int6
 /* ---- one call ---- */
 
 /* Tensors of a call, on the host first. */
-enum { Q, K, V, OUT, LSE, TABLE, LENGTHS, CU_Q, NUM_TENSORS };
+enum { Q, K, V, OUT, LSE, TABLE, LENGTHS, CU_Q, TREE, NUM_TENSORS };
 static struct memory {
     int64_t shape[4];
     size_t bytes;
@@ -106,6 +107,20 @@ static void fill_cache(const struct call *c, int64_t pages, int64_t columns) {
     free(order);
 }
 
+/* Row i sees itself and the rows before it; bits behind a sequence's last row are set too. */
+static void fill_tree(const struct call *c, int64_t total) {
+    const int64_t words = (c->rows_max + 31) / 32;
+    make(TREE, FDM_UINT32, 2, (const int64_t[2]){total, words});
+    uint32_t *word = (uint32_t *)(void *)t[TREE].here;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t i = 0; i < c->of[b].rows; i++)
+            for (int64_t bit = 0; bit < 32 * words; bit++) {
+                const uint32_t seen = bit <= i || bit >= c->of[b].rows;
+                word[bit / 32] = (bit % 32 ? word[bit / 32] : 0) | seen << bit % 32;
+                word += bit == 32 * words - 1 ? words : 0;
+            }
+}
+
 static void fill(const struct call *c) {
     const int64_t page = c->page ? c->page : c->bound, columns = (c->bound + page - 1) / page;
     int64_t pages = 2, total = 0;
@@ -133,6 +148,8 @@ static void fill(const struct call *c) {
         for (int64_t i = 0; i < m->rows; i++)
             store_row(t[Q].here, cu[b] + i, s.heads, OF_Q, m->id, m->keys - m->rows + i);
     }
+    if (s.chain)
+        fill_tree(c, total);
     fill_cache(c, pages, columns);
 }
 
@@ -146,12 +163,14 @@ static fdm_status attend(const struct call *c, const fdm_options *given) {
                                  .cu_seqlens_q = &t[CU_Q].tensor,
                                  .out = &t[OUT].tensor,
                                  .lse = &t[LSE].tensor,
-                                 .cache = &cache};
+                                 .cache = &cache,
+                                 .tree = s.chain ? &t[TREE].tensor : NULL};
     fdm_options options = *given;
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_problem problem;
     void *workspace = NULL;
+    options.causal = s.chain ? 0 : options.causal;
     options.max_seqlen_q = c->rows_max;
     options.max_seqlen_k = c->bound;
     fdm_status status = fdm_device_query(s.device.type, 0, &device);
@@ -251,6 +270,7 @@ static const char *compare_with_reference(const struct call *c, const struct res
 
 /* What a level, a length and a kernel's tile may ask. */
 static void draw_scene(void) {
+    s.chain = 0;
     s.device = fdm_device_query(FDM_CUDA, 0, &(fdm_device){.struct_bytes = sizeof(fdm_device)}) ? host : cuda;
     const int on_cuda = s.device.type == FDM_CUDA, long_ones = below(3) == 0;
     s.options = fdm_options_default();
@@ -293,6 +313,7 @@ static const char *check_bits(const struct options *o, char *about, size_t bytes
     for (int64_t done = 0, rows; !fault && done < s.rows; done += rows) {
         rows = s.options.invariance == FDM_INVARIANCE_SCHEDULE ? 1 + below(s.rows - done) : s.rows;
         const struct call other = draw_call(s.keys - s.rows + done + rows, rows);
+        s.chain = s.options.causal && s.most_rows <= FEW && below(2);
         fault = run(&other, &s.options, &part);
         if (!fault && !same_bits(&whole, &part, done))
             fault = "other bits in another call";

@@ -1,4 +1,4 @@
-/* serving.c: the same problem as a call on a cache: K and V of a trial scattered over pages, its last keys appended by
+/* serving.c: the same problem with a tree, and as a call on a cache: K and V of a trial scattered over pages, its last keys appended by
  * the call, and what the call turns turned back before. The truth stays the trial's own. */
 #include <math.h>
 #include <stdlib.h>
@@ -245,6 +245,10 @@ int trial_serve(struct trial *t) {
         draw_used(t, USED_K, t->seqlen_k);
     snprintf(t->text + strlen(t->text), sizeof t->text - strlen(t->text), "%s%s", t->g[USED_Q].map ? " seqused_q" : "",
              t->g[USED_K].map ? " seqused_k" : "");
+    if (!t->options.causal && random_below(t, 2)) {
+        draw_tree(t);
+        snprintf(t->text + strlen(t->text), sizeof t->text - strlen(t->text), " tree");
+    }
     if (t->g[START].map || random_below(t, 4) == 0)
         return t->g[USED_Q].map || t->g[USED_K].map;
     const fdm_tensors tensors = trial_tensors(t, FDM_FORWARD);

@@ -25,6 +25,7 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
                      .row_start = present(&g[ROW_START]),
                      .row_end = present(&g[ROW_END]),
                      .block_mask = present(&g[BLOCKS]),
+                     .tree = present(&g[TREE]),
                      .cu_seqlens_q = present(&g[CU_Q]),
                      .cu_seqlens_k = present(&g[CU_K]),
                      .out = &g[OUT].tensor,
@@ -50,7 +51,7 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
 static void widen(struct guarded *wide, const struct guarded *g) {
     int32_t ndim = g->tensor.ndim;
     fdm_dtype dtype = fdm_dtype_of(&g->tensor);
-    int is_float = dtype != FDM_BOOL && dtype != FDM_INT32 && dtype != FDM_INT64;
+    int is_float = dtype != FDM_BOOL && dtype != FDM_INT32 && dtype != FDM_INT64 && dtype != FDM_UINT32;
     *wide = *g;
     wide->tensor.shape = wide->shape;
     wide->tensor.strides = wide->strides;
@@ -178,6 +179,16 @@ static int in_block(const struct head *x, int64_t i, int64_t j) {
     return ((const char *)blocks->tensor.data)[at] != 0;
 }
 
+/* Whether row i sees key j by its tree: the bit read anew, a byte of a word. */
+static int in_tree(const struct head *x, int64_t i, int64_t j) {
+    const fdm_tensor *tree = &x->t->g[TREE].tensor;
+    const int64_t t = j - x->s.seqlen_k + x->s.seqlen_q, index[3] = {x->b, x->s.q_begin + i, t / 32};
+    int64_t at = 0;
+    for (int32_t d = 0; d < tree->ndim; d++)
+        at += index[d + x->t->varlen] * tree->strides[d];
+    return t < 0 || (((const unsigned char *)tree->data)[4 * at + t % 32 / 8] & 1 << t % 8) != 0;
+}
+
 static int visible(const struct head *x, int64_t i, int64_t j) {
     struct key_range range = problem_key_range(x->a->problem, &x->s, i);
     const struct score_view *m = &x->a->mask;
@@ -189,6 +200,8 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
     if (x->t->g[ROW_START].map && !in_row_ranges(x, i, j))
         return 0;
     if (x->t->g[BLOCKS].map && !in_block(x, i, j))
+        return 0;
+    if (x->t->g[TREE].map && !in_tree(x, i, j))
         return 0;
     if (!x->t->g[START].map)
         return 1;
@@ -428,6 +441,7 @@ void trial_baseline(struct trial *t, int backward) {
     fdm_problem problem;
     struct attention attention;
     fdm_tensors tensors = trial_tensors(t, FDM_BACKWARD);
+    tensors.tree = NULL; /* a backward takes none, and visible() reads the trial's */
     if (problem_from_tensors(FDM_BACKWARD, &tensors, &t->options, &problem, &attention))
         fail(t, "describe");
     int64_t q_rows = t->varlen ? t->total_q : t->batch * t->seqlen_q,

@@ -121,6 +121,9 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
                                    (p->seqlen_k + size - 1) / size};
         t->all.block_mask = add(t, device, FDM_BOOL, 4, blocks, 0);
     }
+    const int64_t tree[3] = {p->batch, p->varlen ? p->total_q : p->seqlen_q, (p->seqlen_q + 31) / 32};
+    if (p->has_tree)
+        t->all.tree = add(t, device, FDM_UINT32, 3 - (p->varlen != 0), tree + (p->varlen != 0), 0);
     const int64_t sinks[2] = {p->num_sinks, p->heads};
     if (p->has_sink)
         t->all.sink = add(t, device, p->sink_dtype, 2, sinks, 0);
@@ -213,6 +216,7 @@ const struct problem_field problem_fields[] = {
     FIELD(block_mask_size, FIELD_OF_TENSORS),
     FIELD(block_mask_batch, FIELD_OF_TENSORS),
     FIELD(block_mask_heads, FIELD_OF_TENSORS),
+    FIELD(has_tree, FIELD_OF_TENSORS),
     FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];
@@ -228,6 +232,8 @@ void problem_field_change(const struct problem_field *field, int32_t element, fd
         memcpy(&value, at, sizeof value);
         value += 0.5;
         memcpy(at, &value, sizeof value);
+    } else if (field->bytes < 4) {
+        *at ^= 1;
     } else if (field->bytes == 4) { /* flags and small numbers */
         int32_t value;
         memcpy(&value, at, sizeof value);

@@ -23,6 +23,7 @@ enum argument {
     ROW_START,
     ROW_END,
     BLOCKS,
+    TREE,
     CU_Q,
     CU_K,
     SINK,
@@ -47,6 +48,7 @@ static const char *const argument_names[ARGUMENTS] = {"q",
                                                       "row_start",
                                                       "row_end",
                                                       "block_mask",
+                                                      "tree",
                                                       "cu_seqlens_q",
                                                       "cu_seqlens_k",
                                                       "sink",
@@ -87,13 +89,13 @@ static void set(struct subject *s, enum argument n, fdm_dtype dtype, int32_t ndi
 
 static int is_output(enum argument n, fdm_pass pass) { return pass == FDM_FORWARD ? n == OUT || n == LSE : n >= DQ; }
 
-/* A right call of batch 2, dense or packed, with every tensor there is. */
+/* A right call of batch 2, dense or packed, with every tensor that the pass takes. */
 static struct subject *make(int packed, fdm_pass pass) {
     struct subject *s = test_calloc(1, sizeof *s);
     const int64_t q[] = {B, packed ? TQ : SQ, H, D}, k[] = {B, packed ? TK : SK, HKV, D}, lse[] = {B, H, q[1]};
     const int64_t pairs[] = {1, HKV, SQ, SK}, keys[] = {1, HKV, k[1]}, cu[] = {B + 1}, sinks[] = {2, H};
     const int64_t blocks[] = {B, H, (SQ + 63) / 64, (SK + 63) / 64};
-    const int64_t ranges[] = {B, H, 2, q[1]};
+    const int64_t ranges[] = {B, H, 2, q[1]}, tree[] = {B, q[1], (SQ + 31) / 32};
     for (int n = Q; n <= DV; n++)
         if (n < MASK || n == OUT || n == DOUT || n >= DQ)
             set(s, n, FDM_FLOAT32, 4 - packed, (n == K || n == V || n >= DK ? k : q) + packed);
@@ -102,6 +104,8 @@ static struct subject *make(int packed, fdm_pass pass) {
     set(s, MASK, FDM_BOOL, 4, pairs);
     set(s, BLOCKS, FDM_BOOL, 4, blocks);
     set(s, BIAS, FDM_FLOAT32, 4, pairs);
+    if (pass == FDM_FORWARD)
+        set(s, TREE, FDM_UINT32, 3 - packed, tree + packed);
     set(s, DBIAS, FDM_FLOAT32, 4, pairs);
     set(s, SINK, FDM_FLOAT32, 2, sinks);
     set(s, DSINK, FDM_FLOAT32, 2, sinks);
@@ -137,7 +141,7 @@ static void gather(struct subject *s) {
     s->all.interval_end = t[END], s->all.cu_seqlens_q = t[CU_Q], s->all.cu_seqlens_k = t[CU_K];
     s->all.out = t[OUT], s->all.lse = t[LSE], s->all.dout = t[DOUT], s->all.dlse = t[DLSE];
     s->all.dq = t[DQ], s->all.dk = t[DK], s->all.dv = t[DV], s->all.dbias = t[DBIAS];
-    s->all.sink = t[SINK], s->all.dsink = t[DSINK];
+    s->all.sink = t[SINK], s->all.dsink = t[DSINK], s->all.tree = t[TREE];
 }
 
 static fdm_status run(struct subject *s, fdm_pass pass) {
@@ -168,7 +172,12 @@ static void a_right_call_is_right(void **state) {
         }
 }
 
+/* A pass that takes the argument: the backward, but of a tree. */
+static fdm_pass pass_of(enum argument n) { return n == TREE ? FDM_FORWARD : FDM_BACKWARD; }
+
 static int takes_part(enum argument n, int packed, fdm_pass pass) {
+    if (n == TREE)
+        return pass == FDM_FORWARD;
     return pass == FDM_BACKWARD || n <= LSE ? packed || (n != CU_Q && n != CU_K) : 0;
 }
 
@@ -233,10 +242,10 @@ static void wrong_shapes(void **state) {
     (void)state;
     for (int n = 0; n < ARGUMENTS; n++)
         for (int axis = 0; n != CU_Q && n != CU_K && axis < 4; axis++) {
-            struct subject *s = make(0, FDM_BACKWARD);
+            struct subject *s = make(0, pass_of(n));
             if (axis < s->tensor[n].ndim) {
                 s->shape[n][axis] += 3;
-                refuses(s, FDM_BACKWARD,
+                refuses(s, pass_of(n),
                         n <= V                           ? ""
                         : n == START || n == END         ? "interval"
                         : n == ROW_START || n == ROW_END ? "row"
@@ -253,13 +262,17 @@ static void wrong_dtypes(void **state) {
     for (int n = K; n < ARGUMENTS; n++)
         for (int dtype = FDM_FLOAT32; dtype <= FDM_INT32; dtype++) {
             int packed = n == CU_Q || n == CU_K;
-            struct subject *s = make(packed, FDM_BACKWARD);
+            struct subject *s = make(packed, pass_of(n));
+            if (n == TREE && dtype == FDM_INT32) { /* its words are of either sign */
+                test_free(s);
+                continue;
+            }
             if (fdm_dtype_of(&s->tensor[n]) == (fdm_dtype)dtype) {
                 test_free(s);
                 continue;
             }
             s->tensor[n].dtype = fdm_data_type_of((fdm_dtype)dtype);
-            refuses(s, FDM_BACKWARD, argument_names[n], fdm_dtype_name((fdm_dtype)dtype));
+            refuses(s, pass_of(n), argument_names[n], fdm_dtype_name((fdm_dtype)dtype));
         }
 }
 
@@ -310,6 +323,17 @@ static void missing_tensors(void **state) {
             s->present[rows[i].gone] = 0;
             refuses(s, (fdm_pass)pass, rows[i].named, "missing");
         }
+}
+
+static void trees_beside_what_they_replace(void **state) {
+    (void)state;
+    struct subject *s = make(0, FDM_FORWARD);
+    s->options.causal = 1;
+    refuses(s, FDM_FORWARD, "tree is given beside a causal mask", "causal");
+    s = make(0, FDM_BACKWARD);
+    const int64_t shape[] = {B, SQ, (SQ + 31) / 32};
+    set(s, TREE, FDM_UINT32, 3, shape);
+    refuses(s, FDM_BACKWARD, "tree is given to a backward call", "backward");
 }
 
 static void wrong_options(void **state) {
@@ -467,6 +491,7 @@ int main(void) {
         cmocka_unit_test(a_right_call_is_right), cmocka_unit_test(damaged_tensors),
         cmocka_unit_test(wrong_shapes),          cmocka_unit_test(wrong_dtypes),
         cmocka_unit_test(wrong_strides),         cmocka_unit_test(missing_tensors),
+        cmocka_unit_test(trees_beside_what_they_replace),
         cmocka_unit_test(wrong_options),         cmocka_unit_test(wrong_cu_seqlens),
         cmocka_unit_test(impossible_kernels),    cmocka_unit_test(wrong_workspaces),
         cmocka_unit_test(problems_by_hand),      cmocka_unit_test(foreign_plans),

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = (ROOT / "include" / "flash_dmattn.h").read_text()
 pytestmark = pytest.mark.skipif(not shutil.which("abidiff"), reason="abidiff is not here (Debian: abigail-tools)")
 
-OPTIONS_END, PROBLEM_END = "} fdm_options;", r"    int32_t reserved\[(\d+)\]; +/\* 0 \*/\n} fdm_problem;"
+OPTIONS_END, PROBLEM_END = "} fdm_options;", r"    int8_t reserved\[(\d+)\]; +/\* 0 \*/\n} fdm_problem;"
 RESERVED, WORDS = re.search(PROBLEM_END, HEADER)[0], int(re.search(PROBLEM_END, HEADER)[1])
 BREAKS = {
     "a function is gone": [("FDM_API void fdm_shutdown(void);", "")],
@@ -40,7 +40,7 @@ MAY_COME = {  # and the numbers of new functions, and of new fields and enumerat
     "a function": ([("FDM_API void fdm_shutdown(void);", "FDM_API void fdm_shutdown(void);\nFDM_API void fdm_more(void);")], 1, 0),
     "a definition of what was a name": ([("struct fdm_timer fdm_timer;", "struct fdm_timer { int64_t clock; } fdm_timer;")], 0, 0),
     "a field at the end": ([(OPTIONS_END, "    int64_t more;\n" + OPTIONS_END)], 0, 1),
-    "a reserved word": ([(RESERVED, "    int32_t more;\n" + RESERVED.replace(f"[{WORDS}]", f"[{WORDS - 1}]"))], 0, 1),
+    "a reserved word": ([(RESERVED, "    int8_t more;\n" + RESERVED.replace(f"[{WORDS}]", f"[{WORDS - 1}]"))], 0, 1),
     "a status": ([("FDM_ERROR_REMOTE = 7 ", "FDM_ERROR_REMOTE = 7, FDM_ERROR_MORE = 8 ")], 0, 1),
 }
 

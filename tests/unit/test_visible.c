@@ -11,7 +11,7 @@
 #include "device/isa.h"
 #include "families/cpu/visible.h"
 
-enum { ROWS_MAX = 150, KEYS_MAX = 600, HEADS_MAX = 12, RANGES_MAX = 4 };
+enum { ROWS_MAX = 150, KEYS_MAX = 600, HEADS_MAX = 12, RANGES_MAX = 4, TREE_WORDS = (ROWS_MAX + 31) / 32 };
 
 static uint32_t state;
 static int32_t draw(int32_t below) {
@@ -27,6 +27,7 @@ struct scene {
     int32_t start[HEADS_MAX][KEYS_MAX], end[HEADS_MAX][KEYS_MAX];
     int32_t row_start[HEADS_MAX][RANGES_MAX][ROWS_MAX], row_end[HEADS_MAX][RANGES_MAX][ROWS_MAX];
     uint8_t blocks[HEADS_MAX][ROWS_MAX / 64 + 1][KEYS_MAX / 64 + 1];
+    uint32_t tree[ROWS_MAX][TREE_WORDS];
     float bias[HEADS_MAX][KEYS_MAX];
 };
 
@@ -52,6 +53,14 @@ static void draw_row_intervals(struct scene *s) {
                                                         ROWS_MAX,
                                                         1,
                                                         draw(2) ? 1 : s->problem.heads / s->problem.heads_kv};
+}
+
+static void draw_tree(struct scene *s) {
+    for (int32_t i = 0; i < ROWS_MAX; i++)
+        for (int32_t w = 0; w < TREE_WORDS; w++)
+            s->tree[i][w] = (uint32_t)draw(1 << 16) << 16 | (uint32_t)draw(1 << 16);
+    s->problem.has_tree = 1;
+    s->attention.tree = (struct tree_view){s->tree[0], 0, TREE_WORDS, 1};
 }
 
 static void draw_blocks(struct scene *s) {
@@ -104,6 +113,8 @@ static void draw_scene(struct scene *s) {
         draw_row_intervals(s);
     if (draw(3) == 0)
         draw_blocks(s);
+    if (!s->problem.causal && draw(3) == 0)
+        draw_tree(s);
     if (draw(3) == 0) { /* of each KV head, or of all */
         const int32_t barred = draw(3) ? draw(20) : 0;
         for (int64_t h = 0; h < heads; h++)
@@ -127,6 +138,9 @@ static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
         return 0;
     const int32_t size = p->block_mask_size;
     if (a->block_mask.data && !s->blocks[h / a->block_mask.group][i / size][j / size])
+        return 0;
+    const int64_t t = j - (p->seqlen_k - p->seqlen_q);
+    if (a->tree.data && t >= 0 && !(s->tree[i][t / 32] & (uint32_t)1 << t % 32))
         return 0;
     int held = !a->row_intervals.start;
     for (int32_t n = 0; n < p->row_ranges && !held; n++)

@@ -44,6 +44,7 @@ struct decode_row {
     const char *bias;
     const uint8_t *blocks; /* of the block mask, of key 0; NULL = none */
     const int32_t *start, *end;
+    const uint32_t *tree;     /* NULL = none */
     struct row_ranges ranges; /* where a row has several; one alone has cut `range` */
     int same_as_previous;     /* sees the same keys with the same biases as the row before */
 };

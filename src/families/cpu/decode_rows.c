@@ -3,6 +3,7 @@
 
 #include "base/half.h"
 #include "families/cpu/decode_call.h"
+#include "problem/tree.h"
 
 static const uint8_t *score_row(const struct score_view *view, int64_t batch, int64_t head, int64_t i, int64_t bytes) {
     if (!view->data)
@@ -19,6 +20,7 @@ static void init_row(struct decode_row *row, const struct decode_head *head, int
     row->mask = score_row(&a->mask, head->batch, h, i, 1);
     row->bias = (const char *)score_row(&a->bias, head->batch, h, i, fdm_dtype_bytes(problem->bias_dtype));
     row->blocks = score_row(&a->block_mask, head->batch, h, i / (problem->block_mask_size | 1), 1);
+    row->tree = tree_row(a, &head->sequence, head->batch, i);
     row->ranges = row_ranges_of(a, &head->sequence, head->batch, h, i);
     row->range = row_ranges_cut(&row->ranges, row->range);
     if (row->ranges.count == 1)
@@ -65,6 +67,8 @@ static float key_bias(const struct decode_head *head, const struct decode_row *r
         return -INFINITY;
     if (row->ranges.start && !row_ranges_hold(&row->ranges, j))
         return -INFINITY;
+    if (row->tree && !tree_holds(a, &head->sequence, row->tree, j))
+        return -INFINITY;
     if (row->blocks && !row->blocks[j / head->job->problem->block_mask_size * a->block_mask.key])
         return -INFINITY;
     return row->bias ? bias_value(row->bias, j * a->bias.key, head->job->problem->bias_dtype) : 0;
@@ -92,6 +96,8 @@ void decode_take_key(struct decode_keys *keys, const struct decode_head *head, i
 int decode_sees_all(const struct decode_head *head, int64_t first, int64_t last) {
     if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start || head->rows[0].ranges.start ||
         head->rows[0].blocks)
+        return 0;
+    if (head->rows[0].tree && last > head->sequence.seqlen_k - head->sequence.seqlen_q)
         return 0;
     for (int32_t r = 0; r < head->num_rows; r++)
         if (first < head->rows[r].range.first || last > head->rows[r].range.last)

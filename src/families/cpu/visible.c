@@ -1,12 +1,13 @@
 /* visible.c: finds the keys a block of lanes can see, and which lanes see them.
  *
  * Rows rise along lanes, so causal, window and an interval each leave a key visible to one range of lanes; the bits of
- * a panel are that range. A dense mask, row intervals and a block mask are turned into bits some keys ahead, and
+ * a panel are that range. A dense mask, row intervals, a block mask and a tree are turned into bits some keys ahead, and
  * combined with it. */
 #include "families/cpu/visible.h"
 
 #include "problem/block_views.h"
 #include "problem/interval_views.h"
+#include "problem/tree.h"
 
 struct lane_range {
     int64_t first, last; /* first <= lane < last; may be empty or beyond the block */
@@ -247,6 +248,20 @@ static void keep_blocks(const struct lane_block *block, const struct mask_window
     }
 }
 
+/* ---- tree ---- */
+
+/* Takes from a panel's bits of the window the lanes whose tree does not hold the key. */
+static void keep_tree(const struct lane_block *block, const struct mask_window *window, int32_t panel, uint64_t *bits) {
+    const struct attention *a = block->attention;
+    const struct sequence *s = &block->sequence;
+    const int32_t lanes = lane_block_panel_lanes(block, panel);
+    for (int32_t l = 0; l < lanes; l++) {
+        const uint32_t *row = tree_row(a, s, block->batch, block->row[panel * CPU_LANES + l]);
+        for (int64_t key = higher(window->first, s->seqlen_k - s->seqlen_q); key < window->last; key++)
+            bits[key - window->first] &= ~((uint64_t)!tree_holds(a, s, row, key) << l);
+    }
+}
+
 /* ---- dense mask ---- */
 
 static void mask_reader_init(struct mask_reader *reader, const struct lane_block *block) {
@@ -296,11 +311,13 @@ static void window_panel(const struct mask_reader *reader, const struct lane_blo
         keep_rows(block, window, panel, window->bits[panel]);
     if (block->attention->block_mask.data)
         keep_blocks(block, window, panel, window->bits[panel]);
+    if (block->attention->tree.data)
+        keep_tree(block, window, panel, window->bits[panel]);
 }
 
-/* Whether a mask, row intervals or a block mask make bits of windows. */
+/* Whether a mask, row intervals, a block mask or a tree make bits of windows. */
 static int has_windows(const struct attention *attention) {
-    return attention->mask.data || attention->row_intervals.start || attention->block_mask.data;
+    return attention->mask.data || attention->row_intervals.start || attention->block_mask.data || attention->tree.data;
 }
 
 /* Asks for the bytes that mask_bits() will read: rows are far apart, where the hardware does not foresee them. Inline:
@@ -420,7 +437,7 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     window_open(block, &walk->windows[1], 0, 0);
 }
 
-/* No mask of keys, rows or blocks, no intervals, no barred key: the next keys as they stand; most panels need no bits.
+/* No mask of keys, rows or blocks, no intervals, no tree, no barred key: the next keys as they stand; most panels need no bits.
  */
 static void take_range(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;

@@ -10,6 +10,7 @@
 #include "problem/interval_views.h"
 #include "problem/kv_cache.h"
 #include "problem/sinks.h"
+#include "problem/tree.h"
 
 /* One sequence and query head of a call. */
 struct head {
@@ -82,12 +83,17 @@ static int in_row_interval(const struct head *x, int64_t i, int64_t j) {
     return !ranges.start || row_ranges_hold(&ranges, j);
 }
 
+static int in_tree(const struct head *x, int64_t i, int64_t j) {
+    const uint32_t *row = tree_row(x->attention, &x->sequence, x->b, i);
+    return !row || tree_holds(x->attention, &x->sequence, row, j);
+}
+
 static int visible(const struct head *x, int64_t i, int64_t j) {
     struct key_range range = problem_key_range(x->problem, &x->sequence, i);
     const struct score_view *mask = &x->attention->mask;
     return j >= range.first && j < range.last && (!x->problem->has_mask || mask->data[score_index(x, mask, i, j)]) &&
            (!x->problem->has_intervals || in_interval(x, i, j)) && in_row_interval(x, i, j) &&
-           block_mask_holds(x->attention, x->b, x->h, i, j) && bias_of(x, i, j) != -INFINITY;
+           in_tree(x, i, j) && block_mask_holds(x->attention, x->b, x->h, i, j) && bias_of(x, i, j) != -INFINITY;
 }
 
 /* The score before bias, and the derivative of the softcap at it. */

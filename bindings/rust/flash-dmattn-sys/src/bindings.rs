@@ -30,6 +30,7 @@ pub const FDM_FLOAT64: fdm_dtype = 3;
 pub const FDM_BOOL: fdm_dtype = 4;
 pub const FDM_INT32: fdm_dtype = 5;
 pub const FDM_INT64: fdm_dtype = 6;
+pub const FDM_UINT32: fdm_dtype = 7;
 pub const FDM_NO_DTYPE: fdm_dtype = -1;
 pub const FDM_TUNE_DEFAULT: fdm_tune_wish = 0;
 pub const FDM_TUNE_MEASURE: fdm_tune_wish = 1;
@@ -146,6 +147,7 @@ pub struct fdm_tensors {
     pub row_end: *const fdm_tensor,
     pub block_mask: *const fdm_tensor,
     pub mask_plan: *const fdm_tile_plan,
+    pub tree: *const fdm_tensor,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -271,7 +273,8 @@ pub struct fdm_problem {
     pub block_mask_size: i32,
     pub block_mask_batch: i32,
     pub block_mask_heads: i32,
-    pub reserved: [i32; 1],
+    pub has_tree: i8,
+    pub reserved: [i8; 3],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

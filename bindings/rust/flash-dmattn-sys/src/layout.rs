@@ -13,12 +13,12 @@ layouts! {
     fdm_data_type 4 2 { code 0 bits 1 lanes 2 }
     fdm_tensor 48 8 { data 0 device 8 ndim 16 dtype 20 shape 24 strides 32 byte_offset 40 }
     fdm_cache 104 8 { struct_bytes 0 rotary_interleaved 4 block_table 8 page_start 16 cache_row 24 lengths 32 first_key 40 k_new 48 v_new 56 cu_seqlens_new 64 rotary_cos 72 rotary_sin 80 rotary_start 88 fault 96 }
-    fdm_tensors 224 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 row_start 192 row_end 200 block_mask 208 mask_plan 216 }
+    fdm_tensors 232 8 { struct_bytes 0 q 8 k 16 v 24 mask 32 bias 40 interval_start 48 interval_end 56 cu_seqlens_q 64 cu_seqlens_k 72 out 80 lse 88 dout 96 dlse 104 dq 112 dk 120 dv 128 dbias 136 lse_low 144 sink 152 dsink 160 seqused_q 168 seqused_k 176 cache 184 row_start 192 row_end 200 block_mask 208 mask_plan 216 tree 224 }
     fdm_options 160 8 { struct_bytes 0 has_softmax_scale 4 causal 8 deterministic 12 softmax_scale 16 softcap 24 window_left 32 window_right 40 max_seqlen_q 48 max_seqlen_k 56 num_threads 64 kernel 72 family 80 executor 88 stream 96 lse_without_sink 104 tune 112 add_dkv 120 sm_margin 128 invariance 136 num_splits 144 split_keys 152 }
     fdm_executor 24 8 { context 0 num_threads 8 run 16 }
     fdm_allocator 24 8 { context 0 allocate 8 release 16 }
     fdm_merge_tensors 80 8 { struct_bytes 0 out1 8 lse1 16 lse_low1 24 out2 32 lse2 40 lse_low2 48 out 56 lse 64 lse_low 72 }
-    fdm_problem 400 8 { pass 0 dtype 4 batch 8 heads 16 heads_kv 24 seqlen_q 32 seqlen_k 40 head_dim 48 head_dim_v 56 total_q 64 total_k 72 softmax_scale 80 softcap 88 window_left 96 window_right 104 causal 112 varlen 116 deterministic 120 needs_lse 124 needs_dq 128 needs_dk 132 needs_dv 136 needs_dbias 140 has_dlse 144 has_lse_low 148 has_intervals 152 has_mask 156 has_bias 160 bias_dtype 164 interval_batch 168 interval_heads 176 mask_shape 184 bias_shape 216 aligned 248 scores_aligned 252 q_mappable 256 keys_mappable 260 scores_mappable 264 has_sink 268 needs_dsink 272 sink_dtype 276 num_sinks 280 lse_without_sink 284 has_seqused_q 288 has_seqused_k 292 new_rows 296 has_cache 304 page_size 308 num_pages 312 max_pages 316 ragged_pages 320 has_first_key 324 has_cache_row 328 rotary_dim 332 rotary_interleaved 336 dkv_float32 340 add_dkv 344 has_row_intervals 348 row_interval_batch 352 row_interval_heads 360 row_ranges 368 invariance 372 num_splits 376 split_keys 380 block_mask_size 384 block_mask_batch 388 block_mask_heads 392 reserved 396 }
+    fdm_problem 400 8 { pass 0 dtype 4 batch 8 heads 16 heads_kv 24 seqlen_q 32 seqlen_k 40 head_dim 48 head_dim_v 56 total_q 64 total_k 72 softmax_scale 80 softcap 88 window_left 96 window_right 104 causal 112 varlen 116 deterministic 120 needs_lse 124 needs_dq 128 needs_dk 132 needs_dv 136 needs_dbias 140 has_dlse 144 has_lse_low 148 has_intervals 152 has_mask 156 has_bias 160 bias_dtype 164 interval_batch 168 interval_heads 176 mask_shape 184 bias_shape 216 aligned 248 scores_aligned 252 q_mappable 256 keys_mappable 260 scores_mappable 264 has_sink 268 needs_dsink 272 sink_dtype 276 num_sinks 280 lse_without_sink 284 has_seqused_q 288 has_seqused_k 292 new_rows 296 has_cache 304 page_size 308 num_pages 312 max_pages 316 ragged_pages 320 has_first_key 324 has_cache_row 328 rotary_dim 332 rotary_interleaved 336 dkv_float32 340 add_dkv 344 has_row_intervals 348 row_interval_batch 352 row_interval_heads 360 row_ranges 368 invariance 372 num_splits 376 split_keys 380 block_mask_size 384 block_mask_batch 388 block_mask_heads 392 has_tree 396 reserved 397 }
     fdm_device 216 8 { struct_bytes 0 id 4 present 12 name 16 isa 80 isa_by_name 112 num_threads 144 compute_major 148 compute_minor 152 num_sms 156 registers_per_sm 160 threads_per_sm 164 nvrtc_version 168 l1_bytes 176 l2_bytes 184 l3_bytes 192 shared_bytes 200 bandwidth 208 }
     fdm_arch_config 40 8 { struct_bytes 0 tier 4 async_copy 8 float8 12 bulk_copy 16 warpgroup_mma 20 tensor_memory 24 shared_bytes 32 }
     fdm_plan 1160 8 { struct_bytes 0 problem 8 device 408 family 416 kernel 432 choice 480 kernel_index 544 block_m 548 block_n 552 stages 556 v_in_registers 560 num_threads 564 shared_bytes 568 workspace_bytes 576 parameters 584 reason 648 }
@@ -77,6 +77,7 @@ values! {
     FDM_BOOL 4
     FDM_INT32 5
     FDM_INT64 6
+    FDM_UINT32 7
     FDM_NO_DTYPE -1
     FDM_TUNE_DEFAULT 0
     FDM_TUNE_MEASURE 1
