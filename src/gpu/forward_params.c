@@ -130,5 +130,6 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .seqused_k = indices_of(&attention->seqused_k),
         .cache = gpu_cache_of(attention),
         .rotary = rotary_of(attention),
+        .tree = {attention->tree.data, attention->tree.batch, attention->tree.row, attention->tree.word},
     };
 }

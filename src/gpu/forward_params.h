@@ -49,6 +49,11 @@ struct gpu_blocks {
     int64_t batch, head, row, key;
     int32_t group, shift, key_blocks, reserved;
 };
+/* A tree: words of rows, [B, Sq, words]; packed: batch is 0. */
+struct gpu_tree {
+    const uint32_t *data;
+    int64_t batch, row, word;
+};
 struct gpu_rows {
     float *data;
     int64_t batch, head, row;
@@ -123,6 +128,7 @@ struct gpu_forward_params {
     struct gpu_indices seqused_q, seqused_k; /* int32 [B]: rows and keys that count */
     struct gpu_cache cache;
     struct gpu_rotary rotary;
+    struct gpu_tree tree;
 };
 
 #endif

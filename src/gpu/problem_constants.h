@@ -19,6 +19,7 @@
     X(INTERVALS, p->has_intervals, 0)                                                                                \
     X(ROW_INTERVALS, p->has_row_intervals, 0)                                                                        \
     X(BLOCKS, p->block_mask_size > 0, 0) /* there is a block mask */                                                 \
+    X(TREE, p->has_tree, 0)                                                                                          \
     X(VARLEN, p->varlen, 0)                                                                                          \
     X(SEQUSED, gpu_used_constant(p), 0) /* lengths of sequences are lists of the call, beside those of a cache */    \
     X(CACHE, gpu_cache_constant(p), 0)  /* GPU_CACHE_* */                                                            \

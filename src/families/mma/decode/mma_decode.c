@@ -248,7 +248,7 @@ static int64_t keys_min(const fdm_device *device, const fdm_problem *p) {
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     if (is_float32(p) && (p->has_cache || p->invariance)) /* no other kernel takes it */
         return NULL;
-    if (p->num_splits > 1 || p->split_keys)
+    if (p->has_tree || p->num_splits > 1 || p->split_keys)
         return NULL;
     if (p->invariance) /* batch and bounds do not count */
         return packed_rows(p) <= MMA_DECODE_PARTS_ROWS ? NULL
@@ -548,7 +548,8 @@ const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
     .features =
-        (GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS) &
+        (GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_TREE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
+         GPU_FEATURE_SPLITS) &
         ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,

@@ -111,7 +111,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
 /* Of the keys that exist, or are listed, rows may see some and not others. */
 #define KEYS_DIFFER \
-    (WINDOW || BIAS || ROW_RUNS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
+    (WINDOW || BIAS || ROW_RUNS || TREE || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * GROUP_WARPS == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() adds its bits");
@@ -136,13 +136,16 @@ __device__ __forceinline__ const char *address_of_lane(const char *address, int 
  * become zero. PAGED: `in_pages` of lane n is the address of the n-th row, or NULL. */
 template <int chunks>
 __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes,
-                                          const struct list &l, const struct place &at, int first_key, int slot,
-                                          int columns, const char *in_pages) {
+                                          const struct gpu_forward_params &a, const struct list &l,
+                                          const struct place &at, int first_key, int slot, int columns,
+                                          const char *in_pages) {
     constexpr int copies = (WARP_KEYS * chunks + 31) / 32;
     const int lane = threadIdx.x % 32, chunks_read = columns / CHUNK_ELEMENTS; /* of a row; the others are zero */
     constexpr bool in_columns = (chunks & (chunks - 1)) == 0 && WARP_KEYS * chunks % 32 == 0;
     const bool all_there = PAGED ? __all_sync(0xffffffff, in_pages != nullptr)
-                                 : slot + first_row + WARP_KEYS <= (LISTED ? l.listed : at.seqlen_k - first_key);
+                                 : slot + first_row + WARP_KEYS <= (LISTED ? l.listed
+                                                                    : TREE ? at.diagonal - first_key /* all see those */
+                                                                           : at.seqlen_k - first_key);
     if (in_columns && all_there) {
         /* All keys are there, and a lane's copies lie in one column, or in the same two of each row. */
         constexpr int across = chunks > 32 ? chunks / 32 : 1, rows = chunks < 32 ? 32 / chunks : 1;
@@ -179,7 +182,7 @@ __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const ch
                                  from && chunk < chunks_read ? 16 : 0);
                 continue;
             }
-            const int key = key_at(l, at, first_key, slot + first_row + row);
+            const int key = wanted_key_at(a, l, at, first_key, slot + first_row + row);
             cp_async_16_fill(tile + chunk_offset<chunks>(first_row + row, chunk),
                              data + max(key, 0) * row_bytes + chunk * 16, key >= 0 && chunk < chunks_read ? 16 : 0);
         }
@@ -244,6 +247,8 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
                        rows.i[half] < rows.view[half].end[j * a.intervals.end_key];
             if (ROW_RUNS && seen)
                 seen = ranges_hold(a, rows.view[half].ranges, j);
+            if (TREE && seen)
+                seen = tree_holds(a, at.batch, at.q_begin, rows.i[half], j - at.diagonal);
             if (MASK_PER_ROW == MMA_DECODE_EACH && seen)
                 seen = rows.view[half].mask[j * a.mask.key];
             if (BIAS) {
@@ -450,7 +455,7 @@ struct decoder {
         if (!TABLE_AHEAD)
             batch = opaque(batch); /* what is known of the sequence is not kept */
         ahead = find_page_row(a.cache, TABLE_AHEAD ? at.in_cache : find_cached_keys(a, batch),
-                              has_tile(t) ? key_at(l, at, first_key, slot) : -1);
+                              has_tile(t) ? wanted_key_at(a, l, at, first_key, slot) : -1);
     }
     /* The address of that key in K or V. */
     __device__ __forceinline__ const char *address(const struct gpu_matrix &pages,
@@ -468,13 +473,13 @@ struct decoder {
             if (threadIdx.x % 32 == 0)
                 st_shared_4(marks_of(t) + warp * 4, there);
         }
-        load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, l,
-                            at, first_key, t * BLOCK_N, a.head_dim, in_pages);
+        load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, a,
+                            l, at, first_key, t * BLOCK_N, a.head_dim, in_pages);
     }
     __device__ __forceinline__ void fetch_v(int t) const {
         if (has_tile(t))
             load_rows<V_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES) + K_BYTES, warp * WARP_KEYS, v,
-                                a.v.row * ELEMENT_BYTES, l, at, first_key, t * BLOCK_N, a.head_dim_v,
+                                a.v.row * ELEMENT_BYTES, a, l, at, first_key, t * BLOCK_N, a.head_dim_v,
                                 address(a.v, a.cache.v_new));
     }
 

@@ -8,6 +8,7 @@
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 #include "gpu/row_ranges.cuh"
+#include "gpu/tree.cuh"
 
 #define UNIT  mma_decode_unit(WARPS)
 #define UNITS (MMA_DECODE_SCAN / UNIT)
@@ -127,9 +128,9 @@ __device__ __forceinline__ struct row_ranges ranges_of(const struct gpu_forward_
             view.ranges.blocks + (i >> a.blocks.shift) * a.blocks.row};
 }
 
-/* Whether mask, bias or runs differ by row. Else rows are asked together: row i stands for all. */
+/* Whether mask, bias, runs or a tree differ by row. Else rows are asked together: row i stands for all. */
 __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) {
-    return ROW_RUNS || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
+    return ROW_RUNS || TREE || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
 }
 
 /* Whether row i of the head, or some row, sees key j. A key that no row sees may hold anything, and is not listed. */
@@ -147,6 +148,8 @@ __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, co
     bool seen = first < last;
     if (ROW_RUNS)
         seen &= ranges_hold(a, ranges_of(a, view, i), j);
+    if (TREE && seen)
+        seen = tree_holds(a, at.batch, at.q_begin, i, j - at.diagonal);
     if (MASK)
         seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
     if (BIAS)
@@ -169,7 +172,8 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = MASK || ROW_RUNS ? INTERVALS || BIAS || WINDOW
+    constexpr bool few = TREE               ? true
+                         : MASK || ROW_RUNS ? INTERVALS || BIAS || WINDOW
                          : INTERVALS      ? BIAS || HEAD_DIM_V > 128
                                           : BIAS != 0;
     constexpr int units_together = MASK && BIAS && (INTERVALS || HEAD_DIM_V > 192) ? 4
@@ -237,6 +241,27 @@ __device__ __forceinline__ int key_at(const struct list &l, const struct place &
     if (LISTED)
         return slot < l.listed ? (int)ld_shared_4(l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4) : -1;
     return first_key + slot < at.seqlen_k ? first_key + slot : -1;
+}
+
+/* Whether the key is to be copied: some row of the sequence sees it. One of a draft that none sees may hold anything. */
+__device__ __forceinline__ bool is_wanted(const struct gpu_forward_params &a, const struct place &at, int key) {
+    if (!TREE || LISTED || key < at.diagonal)
+        return true;
+    bool seen = false;
+#pragma unroll 1
+    for (int i = 0; i < at.seqlen_q && !seen; i++) {
+        const int64_t aligned = (int64_t)i + at.diagonal;
+        seen = tree_holds(a, at.batch, at.q_begin, i, key - at.diagonal) &&
+               (!WINDOW || a.window_left == UNBOUNDED || key >= aligned - a.window_left) &&
+               (!WINDOW || a.window_right == UNBOUNDED || key <= aligned + a.window_right);
+    }
+    return seen;
+}
+/* The key at a place of the split's tiles, -1 past the last and where no row sees it. */
+__device__ __forceinline__ int wanted_key_at(const struct gpu_forward_params &a, const struct list &l,
+                                             const struct place &at, int first_key, int slot) {
+    const int key = key_at(l, at, first_key, slot);
+    return is_wanted(a, at, key) ? key : -1;
 }
 
 #endif
