@@ -13,10 +13,11 @@ static const char help[] =
     "       fdm attend --q Q.npy --k K.npy --v V.npy [OPTION ...]\n"
     "\n"
     "Runs attention on tensors q, k, v [B, S, H, D] and, where the file holds them, mask, bias, interval_start,\n"
-    "interval_end, row_start, row_end, block_mask, sink, dout (else made up) and dlse.\n"
+    "interval_end, row_start, row_end, block_mask, tree, sink, dout (else made up) and dlse.\n"
     "\n"
     "  --q --k --v --mask --bias --interval-start --interval-end --sink --dout --dlse FILE.npy, or a pipe\n"
     "  --row-start --row-end --block-mask FILE.npy, or a pipe: int32 [B|1, h, n, Sq], bool blocks of 64 or 128\n"
+    "  --tree FILE.npy, or a pipe: int32 [B, Sq, words], of a forward pass without --causal\n"
     "  --causal  --window L,R  --softcap X  --scale X  --lse-without-sink\n"
     "  --topk W           each row keeps the W largest biases of its visible prefix (bias [B|1, h, 1, Sk])\n"
     "  --forward          the forward pass only (default)\n"
@@ -94,6 +95,7 @@ static const struct option options[] = {{"causal", no_argument, 0, OPT_CAUSAL},
                                         {"row-start", required_argument, 0, OPT_FILE + RUN_ROW_START},
                                         {"row-end", required_argument, 0, OPT_FILE + RUN_ROW_END},
                                         {"block-mask", required_argument, 0, OPT_FILE + RUN_BLOCKS},
+                                        {"tree", required_argument, 0, OPT_FILE + RUN_TREE},
                                         {"dout", required_argument, 0, OPT_FILE + RUN_DOUT},
                                         {"dlse", required_argument, 0, OPT_FILE + RUN_DLSE},
                                         {0}};

@@ -28,6 +28,7 @@ static const char help[] =
     "  --mask  --bias  --intervals                 a dense mask, a full bias, key intervals\n"
     "  --key-mask  --key-bias                      a mask without rows and heads, one bias a key\n"
     "  --row-intervals N  --block-mask N           N ranges of keys a row; a mask of blocks of 64 or 128\n"
+    "  --tree             a draft's rows say by bits which of its keys they see\n"
     "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
     "  --topk W           key intervals as of a top-W of one bias a key, causal\n"
     "  --total N          packed rows in all, of unlike lengths  (batch x seqlen)\n"
@@ -91,6 +92,7 @@ enum {
     OPT_SPLIT_KEYS,
     OPT_ROW_INTERVALS,
     OPT_BLOCK_MASK,
+    OPT_TREE,
     OPT_TOPK,
     OPT_TOTAL,
     OPT_DTYPE,
@@ -159,6 +161,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"key-bias", no_argument, 0, OPT_KEY_BIAS},
                                         {"intervals", no_argument, 0, OPT_INTERVALS},
                                         {"sink", no_argument, 0, OPT_SINK},
+                                        {"tree", no_argument, 0, OPT_TREE},
                                         {"seqused", no_argument, 0, OPT_SEQUSED},
                                         {"append", no_argument, 0, OPT_APPEND},
                                         {"varlen", no_argument, 0, OPT_VARLEN},
@@ -264,6 +267,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_KEY_BIAS: return r->has_key_bias = p->has_bias = 1;
     case OPT_INTERVALS: return p->has_intervals = 1;
     case OPT_SINK: return p->has_sink = 1;
+    case OPT_TREE: return p->has_tree = 1;
     case OPT_SEQUSED: return p->has_seqused_q = p->has_seqused_k = 1;
     case OPT_APPEND: return r->appends = 1;
     case OPT_VARLEN: return p->varlen = 1;

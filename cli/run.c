@@ -9,8 +9,8 @@
 
 const char *const run_tensor_names[RUN_TENSORS] = {
     "q",         "k",       "v",          "mask", "bias", "interval_start", "interval_end", "sink",
-    "row_start", "row_end", "block_mask", "out",  "lse",  "dout",           "dlse",         "dq",
-    "dk",        "dv",      "dbias",      "dsink"};
+    "row_start", "row_end", "block_mask", "tree", "out",  "lse",            "dout",         "dlse",
+    "dq",        "dk",      "dv",         "dbias", "dsink"};
 
 static const fdm_device_id host = {FDM_CPU, 0};
 
@@ -34,6 +34,7 @@ static fdm_tensors view_on(struct run *run, fdm_pass pass, fdm_device_id device)
                      .row_start = view[RUN_ROW_START],
                      .row_end = view[RUN_ROW_END],
                      .block_mask = view[RUN_BLOCKS],
+                     .tree = view[RUN_TREE],
                      .out = view[RUN_OUT],
                      .lse = view[RUN_LSE]};
     if (pass == FDM_BACKWARD) {

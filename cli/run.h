@@ -17,6 +17,7 @@ enum run_tensor {
     RUN_ROW_START,
     RUN_ROW_END,
     RUN_BLOCKS,
+    RUN_TREE,
     RUN_OUT,
     RUN_LSE,
     RUN_DOUT,

@@ -116,7 +116,7 @@ static void make_mask(const struct run *run, struct run_truth *truth) {
 static int rows_are_alike(const struct run *run) {
     const struct file_tensor *bias = &run->tensors[RUN_BIAS];
     return !run->tensors[RUN_MASK].data && !run->tensors[RUN_ROW_START].data && !run->tensors[RUN_BLOCKS].data &&
-           (!bias->data || (bias->ndim == 4 && bias->shape[2] == 1)) && run->options.window_left < 0 &&
+           !run->tensors[RUN_TREE].data && (!bias->data || (bias->ndim == 4 && bias->shape[2] == 1)) && run->options.window_left < 0 &&
            run->options.window_right < 0;
 }
 
@@ -135,7 +135,7 @@ static void choose_rows(const struct run *run, double products_max, struct run_t
 
 static void take_inputs(const struct run *run, struct run_truth *truth) {
     for (int i = 0; i < RUN_TENSORS; i++) {
-        const int shared = i == RUN_MASK || i == RUN_START || i == RUN_END || (i >= RUN_ROW_START && i <= RUN_BLOCKS);
+        const int shared = i == RUN_MASK || i == RUN_START || i == RUN_END || (i >= RUN_ROW_START && i <= RUN_TREE);
         if (run->tensors[i].data && (i < RUN_OUT || (truth->backward && (i == RUN_DOUT || i == RUN_DLSE))))
             truth->run.tensors[i] = shared ? run->tensors[i] : as_float64(&run->tensors[i]);
     }
