@@ -33,7 +33,8 @@ from ._fields import POSITION
 from ._key_rules import joined
 
 _DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
-_WIDE_NAMES = ("block_table", "page_start", "slots", "positions")  # arguments that may be int64
+_OTHER_DTYPES = {name: "int64" for name in ("block_table", "page_start", "slots", "positions")}  # of arguments that may be it
+_OTHER_DTYPES["tree"] = "uint32"
 
 
 class Borrowed:
@@ -136,7 +137,7 @@ def borrow(
         if written and read_only:
             raise ValueError(f"{name} is read-only; it is written to")
         borrowed = Borrowed(address, dtype, shape, strides, where, owner)
-    if borrowed.dtype not in _DTYPE_NAMES and not (borrowed.dtype == "int64" and name in _WIDE_NAMES):
+    if borrowed.dtype not in _DTYPE_NAMES and borrowed.dtype != _OTHER_DTYPES.get(name):
         raise TypeError(f"{name} is {borrowed.dtype}; the library takes {', '.join(_DTYPE_NAMES)}")
     return borrowed
 

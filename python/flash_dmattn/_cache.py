@@ -21,7 +21,8 @@ from ._arrays import Borrowed, borrow, borrow_needed, is_array, is_torch
 from ._device_arrays import CPU, device_of, lender_of, say
 
 # The tensors of a call, by the names of arguments: what is read beside q and the cache, and what says where keys lie.
-READ = ("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_q", "row_intervals start", "row_intervals end")
+READ = ("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_q")
+READ += ("row_intervals start", "row_intervals end", "tree")
 PLACES = ("block_table", "page_start", "cache_batch_idx", "cache_seqlens", "cache_leftpad")
 ADDED = ("key", "value", "cu_seqlens_new", "rotary cos", "rotary sin", "rotary_seqlens")
 FORWARD_NAMES = ("query", "key_cache", "value_cache", *READ, *PLACES, *ADDED)
@@ -47,7 +48,7 @@ def _room(key_cache: Any, block_table: Any, page_start: Any) -> int:
 
 def with_four_axes(tensors: Sequence[Any], settings: Settings) -> Tuple[Any, ...]:
     """The tensors in the order of FORWARD_NAMES, with four axes where they are a mask or a bias."""
-    q, k, _, mask, bias, _, _, _, offsets, _, _, table, start = tensors[:13]
+    q, k, _, mask, bias, _, _, _, offsets, _, _, _, table, start = tensors[:14]
     check_axes((k, tensors[2]), FORWARD_NAMES[1:3], 4)
     check_axes((q,), ("query",), 4 if offsets is None else 3)
     if mask is None and bias is None:
@@ -126,7 +127,8 @@ def flash_dmattn_with_kvcache_func(
     attn_mask: Any = None,
     attn_bias: Any = None,
     row_intervals: Optional[Tuple[Any, Any]] = None,
-    is_causal: bool = True,
+    tree: Any = None,
+    is_causal: Optional[bool] = None,
     window_size: Any = NO_WINDOW,
     softmax_scale: Optional[float] = None,
     softcap: Optional[float] = None,
@@ -173,7 +175,12 @@ def flash_dmattn_with_kvcache_func(
         row_intervals: (start, end), int32 [B|1, H|Hkv|1, n, Sq], packed [H|Hkv|1, n, total_q], n from 1 to 4: row i sees
             the keys start <= j < end of each of its n ranges, as far as the other masks say; j counts from the first
             key of the sequence, in the cache or appended. Default None.
-        is_causal: row i of a sequence of Sq rows sees keys up to (keys after appending) - Sq + i. Default True.
+        tree: uint32 or int32 [B, Sq, words], packed [total_q, words], with a word for each 32 of Sq or max_seqlen_q
+            rows. The last Sq keys of a sequence are a draft of its Sq rows that count: row i sees key t of the draft
+            where bit t % 32 of word t // 32 is set, its own bit too, and every key before the draft as far as the other
+            masks say. Default None: no tree.
+        is_causal: row i of a sequence of Sq rows sees keys up to (keys after appending) - Sq + i. Default None: True,
+            but False beside a tree, which stands in its place.
         window_size, softmax_scale, softcap, sink, lse_without_sink: as in flash_dmattn_func.
         return_lse: also return lse. Default False.
         out: written and returned when given: of the result's shape and query's dtype.
@@ -207,11 +214,12 @@ def flash_dmattn_with_kvcache_func(
     """
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
     settings = settings_of(
-        softmax_scale, None, is_causal, softcap, False, window_size, *longest, flag_of(lse_without_sink, "lse_without_sink")
+        softmax_scale, None, tree is None if is_causal is None else is_causal, softcap, False, window_size, *longest, flag_of(lse_without_sink, "lse_without_sink")
     )
     tensors = (
         *(query, key_cache, value_cache, attn_mask, attn_bias, sink, seqused_q, seqused_k, cu_seqlens_q),
         *range_pair(row_intervals),
+        tree,
         *(block_table, page_start, cache_batch_idx, cache_seqlens, cache_leftpad),
         *(key, value, cu_seqlens_new, *rotary_pair(rotary), rotary_seqlens),
     )

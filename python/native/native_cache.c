@@ -22,11 +22,11 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved, fdm_tensor *fau
                        .fault = fault};
 }
 
-/* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, row_start, row_end, *the cache's, out,
- * lse or None, fault of fdm_cache or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of
+/* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, row_start, row_end, tree, *the cache's,
+ * out, lse or None, fault of fdm_cache or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of
  * threads, family or None; for CUDA tensors also the stream's address and what allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, ROW_START, ROW_END, CACHE };
+    enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, ROW_START, ROW_END, TREE, CACHE };
     enum { OUT = CACHE + NUM_OF_CACHE, LSE, FAULT, NUM };
     enum {
         INTERLEAVED = NUM_SETTINGS,
@@ -63,7 +63,8 @@ PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_
                                  .seqused_k = t[USED_K],
                                  .cache = &cache,
                                  .row_start = t[ROW_START],
-                                 .row_end = t[ROW_END]};
+                                 .row_end = t[ROW_END],
+                                 .tree = t[TREE]};
     struct native_device_workspace workspace = {on_cuda ? others[ALLOCATE] : NULL, NULL};
     const fdm_allocator allocator = native_device_allocator(&workspace);
     if (!failed && !native_options(others, others[THREADS], others[FAMILY], &options)) {

@@ -638,7 +638,7 @@ def test_operators_follow_the_rules_of_operators() -> None:
     added = (given["key"], given["value"], None, cos, sin, None)
     settings = (0, 0, None, True, 0.0, -1, -1, False, False, 0)
     caches = given["key_cache"], given["value_cache"]
-    forward = (given["query"], *caches, *[None] * 8, *places, *added, *settings, False, 0, 0, 0)
+    forward = (given["query"], *caches, *[None] * 9, *places, *added, *settings, False, 0, 0, 0)
     torch.library.opcheck(torch.ops.flash_dmattn.forward_with_cache.default, forward)
     append = (*caches, *places, *added, None, None, given["query"], None, torch.empty_like(given["query"]), False)
     torch.library.opcheck(torch.ops.flash_dmattn.cache_append.default, append)
