@@ -46,7 +46,7 @@ static inline int gpu_hides_keys(const fdm_problem *p) { return gpu_hides_pairs(
 /* q or k has no element. */
 static inline int gpu_loads_nothing(const fdm_problem *p) {
     return p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
-           (p->varlen && (p->total_q < 1 || p->total_k < 1));
+           (p->varlen && (p->total_q < 1 || (p->total_k < 1 && !p->has_cache)));
 }
 
 /* What a problem may ask beyond rows, keys and head dims: name, words, and whether `p` asks it. An algorithm names the
@@ -123,6 +123,8 @@ static inline int32_t gpu_cache_constant(const fdm_problem *p) {
 static inline int32_t gpu_used_constant(const fdm_problem *p) {
     return p->has_seqused_q || (p->has_seqused_k && !p->has_cache);
 }
+/* Lists on the device say how long sequences are, beside cu_seqlens or without. */
+static inline int gpu_has_lengths(const fdm_problem *p) { return p->has_cache || gpu_used_constant(p); }
 /* A request for a kernel of problem `p`, with the constants of the problem and no other. alike: GPU_ALIKE_* of those
  * whose values the kernel does not tell apart. */
 void gpu_set_problem_constants(struct cuda_kernel_request *request, const fdm_problem *p, uint32_t alike);

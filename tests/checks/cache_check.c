@@ -538,9 +538,12 @@ static const char *check_plan(const struct options *o, char *about, size_t bytes
                               .lse = of(LSE, 1),
                               .cache = &s.device_cache};
     options.kernel = o->kernel;
-    if (fdm_device_query(FDM_CUDA, 0, &device) || fdm_describe(FDM_FORWARD, &call, &options, &problem) ||
-        fdm_plan_attention(&device, &problem, &options, &plan) ||
-        fdm_memory_allocate(cuda, (size_t)plan.workspace_bytes + 64, &workspace))
+    if (fdm_device_query(FDM_CUDA, 0, &device) || fdm_describe(FDM_FORWARD, &call, &options, &problem))
+        return fdm_last_error();
+    const fdm_status planned = fdm_plan_attention(&device, &problem, &options, &plan);
+    if (planned == FDM_ERROR_UNSUPPORTED && o->kernel) /* a kernel by name does not take every scene */
+        return NULL;
+    if (planned || fdm_memory_allocate(cuda, (size_t)plan.workspace_bytes + 64, &workspace))
         return fdm_last_error();
     const int has_apart = plan_apart(&device, &plan, options, &apart);
     options.kernel = NULL;

@@ -6,12 +6,12 @@
 #include <string.h>
 
 #include "families/hopper/forward/hopper_gather_launch.h"
+#include "families/hopper/forward/hopper_maps.h"
 #include "families/hopper/forward/hopper_packing.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/pipeline/hopper_copies.h"
 #include "families/hopper/pipeline/hopper_items.h"
 #include "gpu/splits.h"
-#include "gpu/tile_maps.h"
 #include "gpu/tile_plan_launch.h"
 
 /* ---- tiles ---- */
@@ -130,7 +130,8 @@ enum {
     FEW_WAVES = 4,
     FEW_ROWS = 16,
     FEW_RANGED_ROWS = 64, /* the plan and another kernel cost more than empty rows */
-    FEW_PACKED_ROWS = 32
+    FEW_PACKED_ROWS = 32,
+    FEW_CACHED_ROWS = 8
 };
 
 /* A way to run a problem: a tile, a scheduler, and how many of exp2's results are made on the FMA pipe. */
@@ -230,6 +231,8 @@ static int32_t scheduler_of(const struct tile *t, const fdm_device *device, cons
         return ITEMS_DYNAMIC;
     if (splits == 1 && waves_of(t, device, p) <= 1)
         return ITEMS_LONGEST;
+    if (gpu_has_lengths(p)) /* no two sequences need be alike */
+        return ITEMS_DYNAMIC;
     if (!gpu_bounded(p))
         return t->scheduler;
     return splits > 1  ? ITEMS_DYNAMIC
@@ -273,7 +276,15 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
-    if (gpu_loads_nothing(p))
+    if (gpu_has_lengths(p) && (scored(p) || ranged(p) || gpu_row_runs(p)))
+        return "it takes lengths on the device and caches without masks, biases and intervals";
+    if (p->has_cache && (p->has_first_key || (p->has_cache_row && p->new_rows && !p->page_size)))
+        return "it takes caches without first_key, and appends to the sequence's own row alone";
+    if (p->page_size % HOPPER_PART_ROWS)
+        return "TMA reads pages of a multiple of 16 rows";
+    if (p->has_cache && hopper_copies_needed(p))
+        return "TMA reads caches whose strides are multiples of 16 bytes";
+    if (gpu_loads_nothing(p) || (p->has_cache && p->num_pages < 1))
         return "there is nothing to load";
     if (hopper_copies_needed(p) && p->varlen)
         return "TMA reads packed sequences whose strides are multiples of 16 bytes";
@@ -308,6 +319,8 @@ static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     return p->seqlen_q <= FEW_ROWS && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
                ? "few query rows leave most of a block tile of 128 rows empty"
+           : gpu_has_lengths(p) && p->seqlen_q <= FEW_CACHED_ROWS
+               ? "few query rows ask for splits of the keys, which it has not beside lengths on the device"
            : copies_cost_more(p) ? "copies that TMA can read take longer than they gain"
            : plan_costs_more(p)  ? "the plan of tiles takes longer than it gains"
                                  : NULL;
@@ -402,7 +415,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->shared_bytes = shared_bytes(v.tile, p);
     plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.packing.splits, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
-    char packed[64] = "", split[64] = "";
+    char packed[64] = "", split[64] = "", pages[64] = "";
+    if (p->page_size)
+        snprintf(pages, sizeof pages, "; TMA reads %d rows of a page at a time",
+                 1 << hopper_part_shift(p, plan->block_n));
     const char *const walk = !ranged(p) ? ""
                              : gather   ? "; tiles that no row sees are left out, and heads whose "
                                           "keys lie scattered are left to hopper.gather"
@@ -414,16 +430,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(
         plan->reason, sizeof plan->reason,
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
-        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s%s",
+        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s%s%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->shape.warpgroups,
-        HOPPER_PRODUCER_REGISTERS(v.tile->shape.warpgroups, scored(p), ranged(p)),
-        HOPPER_CONSUMER_REGISTERS(v.tile->shape.warpgroups, scored(p), ranged(p)), plan->block_n, v.tile->shape.stages,
-        v.tile->shape.q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason,
+        HOPPER_PRODUCER_REGISTERS(v.tile->shape.warpgroups, scored(p) || p->has_cache, ranged(p)),
+        HOPPER_CONSUMER_REGISTERS(v.tile->shape.warpgroups, scored(p) || p->has_cache, ranged(p)), plan->block_n,
+        v.tile->shape.stages, v.tile->shape.q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason,
         scheduler_names[v.scheduler],
         v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
         : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
                                     : "",
-        packed, split, walk);
+        packed, split, pages, walk);
     return 1;
 }
 
@@ -445,7 +461,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->shape.warpgroups + 1);
     /* Warps beside the producer's clear rows of no sequence with its few registers, once a block. */
-    if (p->varlen && !scored(p))
+    if ((p->varlen || gpu_used_constant(p)) && !scored(p))
         request->spill_bytes_max = 96;
     /* So does the one that names steps: a few numbers of its item. */
     if (ranged(p) && t->shape.warpgroups == 3)
@@ -464,51 +480,12 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         x.EXP2_FREQUENCY < 1 || x.EXP2_FREQUENCY > 8 || x.EXP2_RESIDUE < 0 || x.EXP2_RESIDUE > x.EXP2_FREQUENCY ||
         !hopper_packing_possible(p, (struct hopper_packing){x.PACKED_HEADS, x.NUM_SPLITS}) || x.COPIES < 0 ||
         x.COPIES > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x.COPIES != HOPPER_COPY_ALL) ||
-        (x.GATHER && (!gathers(p) || !hopper_gather_takes(p, x.GATHER))))
+        (p->has_cache && x.COPIES) || (x.GATHER && (!gathers(p) || !hopper_gather_takes(p, x.GATHER))))
         return 0;
     const struct tile *t = &tiles[x.TILE];
     return takes(t, p) && plan->block_m == 64 * t->shape.warpgroups && plan->block_n == t->shape.block_n &&
            plan->shared_bytes == shared_bytes(t, p) &&
            plan->workspace_bytes >= workspace_bytes(t, x.SCHEDULER, x.COPIES, x.NUM_SPLITS, p);
-}
-
-/* Heads before rows: a tile has the rows of `packed` heads in turn. */
-static void pack_heads(struct cuda_tensor_layout *l, int32_t packed) {
-    const int64_t rows = l->extents[1], row_bytes = l->stride_bytes[1];
-    l->extents[1] = l->extents[2];
-    l->extents[2] = rows;
-    l->stride_bytes[1] = l->stride_bytes[2];
-    l->stride_bytes[2] = row_bytes;
-    l->box[2] = l->box[1] / packed;
-    l->box[1] = packed;
-}
-
-static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
-                            struct hopper_forward_params *params) {
-    const fdm_problem *p = attention->problem;
-    struct cuda_tensor_layout layouts[5];
-    struct cuda_tensor_map maps[5];
-    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
-    int32_t count = 3;
-    layouts[0] = tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
-    const int32_t packed = parameters_of(plan).PACKED_HEADS;
-    if (packed > 1)
-        pack_heads(&layouts[0], packed);
-    layouts[1] = tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
-    layouts[2] = tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
-    if (gpu_mask_rows(p))
-        layouts[count++] = tile_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, plan->block_m);
-    if (p->has_bias)
-        layouts[count++] = tile_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, plan->block_m);
-    fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
-    if (status)
-        return status;
-    params->q_map = maps[0];
-    params->k_map = maps[1];
-    params->v_map = maps[2];
-    params->mask_map = maps[gpu_mask_rows(p) ? 3 : 0];
-    params->bias_map = maps[count - 1];
-    return FDM_OK;
 }
 
 /* The parameters on these tensors; `whole`: the same of heads that are not packed, for what combines splits. */
@@ -524,7 +501,7 @@ static fdm_status fill_params(const fdm_plan *plan, const struct attention *atte
     *whole = params->in;
     params->in.heads /= x.PACKED_HEADS;
     params->in.group /= x.PACKED_HEADS;
-    return make_maps(plan, attention, params);
+    return hopper_maps_make(plan, attention, x.PACKED_HEADS, params);
 }
 
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
@@ -538,6 +515,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
         .row_blocks = (int32_t)hopper_row_blocks(p, x.PACKED_HEADS, plan->block_m),
         .items = (int32_t)(hopper_all_blocks(p, x.PACKED_HEADS, plan->block_m) * x.NUM_SPLITS),
         .gathers = x.GATHER != 0,
+        .part_shift = hopper_part_shift(p, plan->block_n),
         .mask_batches = (int32_t)p->mask_shape[0],
         .bias_batches = (int32_t)p->bias_shape[0]};
     const int32_t copy_kernel =
@@ -565,7 +543,7 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES |
-                GPU_ROW_RUN_FEATURES | GPU_FEATURE_UNALIGNED,
+                GPU_ROW_RUN_FEATURES | GPU_FEATURE_UNALIGNED | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -51,9 +51,13 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define RANGED      (INTERVALS || (MASK && !MASK_ROWS) || (ROW_RUNS && !MASK_TILE && !BIAS))
 #define WALKED      (BLOCK_MASKED || RANGED) /* the producer names the tile of each step */
 #define SKIPS_TILES (WINDOW && !WALKED)      /* a warpgroup skips tiles that only the others see */
+#define CACHED      (CACHE != GPU_CACHE_NONE)
+#define LOOKS       (RANGED || CACHED) /* a stage of K is released after its word is read */
 static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1),
               "ranges exclude tiles of mask and bias, splits and packed heads");
 static_assert(!ROW_RUNS || (!SPLITS && PACKED_HEADS == 1), "runs of rows exclude splits and packed heads");
+static_assert(!(CACHED || SEQUSED) || (!MASK && !BIAS && !INTERVALS && !ROW_RUNS && !SPLITS),
+              "caches and lengths on the device exclude masks, biases and splits");
 
 /* Stores a recomputed row of a split, as store_part() does. */
 __device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -89,7 +93,7 @@ enum {
     WORK = (WORK_RING + ring<2>::BYTES + 15) / 16 * 16,
     STEP_KNOWN = WORK + 2 * ITEM_BYTES,
     RANGE_SOURCES = STEP_KNOWN + (RANGED ? stage_barriers<STAGES>::BYTES : 0),
-    STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED: a word for each stage of K */
+    STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED, CACHED: a word for each stage of K */
     END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_CONTROL_BYTES, "barriers and work items fit");
@@ -345,6 +349,8 @@ struct producer {
     }
 };
 
+#include "families/hopper/forward/hopper_pages.cuh"
+
 /* ---- consumers ---- */
 
 #include "families/hopper/forward/hopper_consumer.cuh"
@@ -372,7 +378,18 @@ struct consumer : q_consumer {
         hide_keys(s, first, last);
     }
 
-    /* The same by runs of rows, in a tile that the block mask does not call full. */
+    /* Hides keys of parts of a cache that have no page. */
+    __device__ __forceinline__ void hide_missing() {
+        const uint32_t missing = ld_shared_4(step_word(base, step));
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+            if (missing >> (group * 8 >> a.part_shift) & 1)
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    s[4 * group + n] = MINUS_INF;
+    }
+
+    /* Hides keys by runs of rows, in a tile that the block mask does not call full. */
     __device__ __forceinline__ void hide_by_rows(int tile) {
         const struct item_facts f = facts();
 #pragma unroll
@@ -420,14 +437,19 @@ struct consumer : q_consumer {
         } else if (!RANGED && partial) {
             hide(tile);
         }
+        if (CACHED && look) {
+            hide_missing();
+            __syncwarp(); /* the stage's word is read */
+            k_ring(base).release(step);
+        }
         if (ROW_RUNS && look)
             hide_by_rows(tile);
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }
 
-    /* Packed sequences: clears V past the end of this one, where the next one lies, whose values may not be finite. */
+    /* Clears V past the end of the sequence, where rows that do not count or keys of another one hold any bits. */
     __device__ __forceinline__ void clear_tail(int last_tile) {
-        if (!VARLEN)
+        if (!VARLEN && !SEQUSED && !CACHED)
             return;
         const int keys = facts().seqlen_k - last_tile * BLOCK_N;
         if (keys >= BLOCK_N)
@@ -453,6 +475,10 @@ struct consumer : q_consumer {
             more = word & STEP_MORE;
         } else {
             more = tile > first_tile;
+        }
+        if (CACHED) {
+            look = uniform((int)ld_shared_4(step_word(base, step)));
+            __syncwarp();
         }
     }
 
@@ -542,7 +568,7 @@ struct consumer : q_consumer {
         wgmma_wait_group<0>(s);
         if (!SPLITS)
             sinks.join(a.in, rows);
-        if (!RANGED || !look)
+        if (!LOOKS || !look)
             k_ring(base).release(step);
         scores_to_p(w.tile, look, !w.is_full(), false);
         step++;
@@ -561,7 +587,7 @@ struct consumer : q_consumer {
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
-            if (!RANGED || !look)
+            if (!LOOKS || !look)
                 k_ring(base).release(step);
             v_ring(base).release(step - 1);
             scores_to_p(w.tile, look, !w.is_full(), true);
@@ -631,7 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(base);
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
+        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED || CACHED, RANGED)>();
         bool none = false;
         if (RANGED && threadIdx.x < 64) {
             griddepcontrol_wait();              /* for the tile plan */
@@ -643,15 +669,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             prefetch_tensormap(&a.q_map);
             prefetch_tensormap(&a.k_map);
             prefetch_tensormap(&a.v_map);
-            producer(a, base).run(none);
-        } else if (threadIdx.x >= 32) {
+            if constexpr (!CACHED)
+                producer(a, base).run(none);
+        }
+        if (CACHED && threadIdx.x < 32)
+            cache_producer(a, base).run_cache();
+        else if (threadIdx.x >= 32) {
             if constexpr (RANGED)
                 if (threadIdx.x < 64)
                     range_writer(a, base).run();
             clear_unused_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
         }
     } else {
-        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
+        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED || CACHED, RANGED)>();
         consumer(a, base).run();
     }
 }

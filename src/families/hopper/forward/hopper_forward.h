@@ -45,13 +45,14 @@
 
 struct hopper_forward_params {
     struct gpu_forward_params in;
-    struct cuda_tensor_map q_map, k_map, v_map; /* [B, heads, S, D]: tiles of 64 columns */
+    struct cuda_tensor_map q_map, k_map, v_map; /* [B, heads, S, D]: tiles of 64 columns; of a cache B is pages */
     struct cuda_tensor_map mask_map, bias_map;  /* [b, h, Sq, Sk]: tiles of 128 bytes a row */
     int32_t *items_begun;                       /* ITEMS_DYNAMIC: 0 when the kernel begins */
     int32_t row_blocks, items;                  /* of a head; of all heads */
     int32_t mask_batches, bias_batches;         /* 1 where batches share them */
     int32_t mask_group, bias_group;             /* query heads that share one head of them */
-    int32_t gathers, reserved;                  /* 1: hopper_gather.cu computes heads whose keys lie scattered */
+    int32_t gathers;                            /* 1: hopper_gather.cu computes heads whose keys lie scattered */
+    int32_t part_shift;                         /* a cache: a tile's keys are copied in parts of 1 << part_shift */
     struct tile_plan plan;                      /* of ranges of rows */
 };
 

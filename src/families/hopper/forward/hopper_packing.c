@@ -21,14 +21,17 @@ int hopper_packing_possible(const fdm_problem *p, struct hopper_packing packing)
         group(p) % packing.packed || packing.splits < 1 || packing.splits > GPU_SPLITS_MAX)
         return 0;
     return (packing.packed == 1 || !scored(p)) &&
-           (packing.splits == 1 || (!scored(p) && !p->varlen && p->head_dim_v % 8 == 0));
+           (packing.splits == 1 || (!scored(p) && !p->varlen && !gpu_has_lengths(p) && p->head_dim_v % 8 == 0));
 }
+
+/* Prompts and single rows in one call: a row of each head of a group in one tile reads the keys once. */
+static int is_mixture(const fdm_problem *p) { return p->has_cache && p->varlen; }
 
 /* The fewest heads that leave the fewest blocks. */
 static int32_t packed_of(const fdm_problem *p, int32_t block_m) {
     int32_t best = 1;
     for (struct hopper_packing packing = {2, 1}; hopper_packing_possible(p, packing); packing.packed *= 2)
-        if (hopper_all_blocks(p, packing.packed, block_m) < hopper_all_blocks(p, best, block_m))
+        if (is_mixture(p) || hopper_all_blocks(p, packing.packed, block_m) < hopper_all_blocks(p, best, block_m))
             best = packing.packed;
     return best;
 }
@@ -127,6 +130,8 @@ int32_t hopper_packings(const fdm_device *device, const fdm_problem *p, int32_t 
                 ? packing_pays(p, block_m, block_n, packed)
                 : packings[n].packed == 1 && splitting_pays(&loads[0], p->causal, packings[n].splits))
             fastest = n;
+    if (is_mixture(p))
+        fastest = count - 1;
     const struct hopper_packing first = packings[fastest];
     for (int32_t n = fastest; n > 0; n--)
         packings[n] = packings[n - 1];

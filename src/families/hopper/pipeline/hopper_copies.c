@@ -19,6 +19,8 @@ int32_t hopper_copies_needed(const fdm_problem *p) {
 }
 
 int32_t hopper_copies_possible(const fdm_problem *p) {
+    if (p->has_cache) /* of which few rows are the call's */
+        return 0;
     return (p->head_dim % 16 ? HOPPER_COPY_K : 0) | (p->head_dim_v % 16 ? HOPPER_COPY_V : 0);
 }
 
