@@ -139,7 +139,17 @@ static void download(int n) {
 
 /* ---- a scene ---- */
 
-static void draw_sizes(int attends, int in_16_bits) {
+/* Of a kernel for prompts: tiles of rows and of keys, in few specialisations. */
+static void draw_prompts(void) {
+    s.dtype = FDM_BFLOAT16;
+    s.head_dim = s.head_dim_v = PICK(64, 128);
+    s.page = PICK(16, 16, 48, 64);
+    s.columns = 1 + below(s.page == 16 ? 20 : 6);
+    s.seqlen_q = 1 + below(below(2) ? 20 : 150);
+    s.new_rows = below(2) * (1 + below(s.seqlen_q));
+}
+
+static void draw_sizes(int attends, int in_16_bits, int prompts) {
     const int64_t unit = attends ? 8 : 1;
     s = (struct scene){.dtype = (fdm_dtype)PICK(FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16)};
     if (in_16_bits && s.dtype == FDM_FLOAT32)
@@ -152,14 +162,17 @@ static void draw_sizes(int attends, int in_16_bits) {
     s.paged = attends || below(4) != 0;
     s.page = s.paged ? PICK(1, 2, 3, 5, 16, 64) : 1 + below(60);
     s.columns = s.paged ? 1 + below(s.page < 16 ? 60 : 5) : 1;
+    s.seqlen_q = 1 + below(4);
+    if (prompts)
+        draw_prompts();
     s.pages = s.paged ? s.batch * s.columns : s.batch;
     s.bound = s.page * s.columns;
     s.slots = !attends && below(3) == 0;
     s.ragged = s.paged && !s.slots && below(2);
     s.packed_q = s.slots || below(2);
     s.packed_new = s.slots || below(2);
-    s.seqlen_q = 1 + below(4);
-    s.new_rows = s.slots ? 1 + below(4) : below(5);
+    if (!prompts)
+        s.new_rows = s.slots ? 1 + below(4) : below(5);
 }
 
 static void make_tensors(int attends) {
@@ -322,9 +335,9 @@ static fdm_cache cache_of(int on_device, int interleaved) {
                        .fault = of(FAULT, on_device)};
 }
 
-static void begin_scene(int attends, int in_16_bits, char *about, size_t bytes) {
+static void begin_scene(int attends, int in_16_bits, int prompts, char *about, size_t bytes) {
     release_all();
-    draw_sizes(attends, in_16_bits);
+    draw_sizes(attends, in_16_bits, prompts);
     make_tensors(attends);
     make_tables(attends);
     const int interleaved = (int)below(2);
@@ -409,7 +422,7 @@ static int same_bytes(int n) {
 }
 
 static const char *check_append(const struct options *o, char *about, size_t bytes) {
-    begin_scene(0, 0, about, bytes);
+    begin_scene(0, 0, 0, about, bytes);
     draw_lists();
     upload();
     for (int on_device = 0; on_device < 2; on_device++) {
@@ -524,7 +537,8 @@ static const char *check_plan(const struct options *o, char *about, size_t bytes
     fdm_options options = fdm_options_default();
     void *workspace = NULL;
     const char *fault = NULL;
-    begin_scene(1, o->kernel != NULL, about, bytes); /* a kernel that is named may take no others */
+    const int prompts = o->kernel && !strstr(o->kernel, "decode");
+    begin_scene(1, o->kernel != NULL, prompts, about, bytes); /* a kernel that is named may take no others */
     options.max_seqlen_q = s.packed_q ? s.seqlen_q : 0;
     options.max_seqlen_k = s.bound;
     options.causal = (int32_t)below(2);
@@ -567,7 +581,8 @@ static const char *check_plan(const struct options *o, char *about, size_t bytes
 }
 
 static const char *check_either(const struct options *o, char *about, size_t bytes) {
-    return below(2) ? check_plan(o, about, bytes) : check_append(o, about, bytes);
+    const int plans = (int)below(2) || (o->kernel && !strstr(o->kernel, "decode"));
+    return plans ? check_plan(o, about, bytes) : check_append(o, about, bytes);
 }
 
 int cache_checks(const struct options *o) {

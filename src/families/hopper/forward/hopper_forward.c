@@ -284,6 +284,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "TMA reads pages of a multiple of 16 rows";
     if (p->has_cache && hopper_copies_needed(p))
         return "TMA reads caches whose strides are multiples of 16 bytes";
+    if (p->has_cache && p->varlen && (double)(p->total_q / 64 + p->batch) * (double)p->heads >= INT32_MAX)
+        return "packed rows of all heads are fewer than 2^37";
     if (gpu_loads_nothing(p) || (p->has_cache && p->num_pages < 1))
         return "there is nothing to load";
     if (hopper_copies_needed(p) && p->varlen)
@@ -504,20 +506,27 @@ static fdm_status fill_params(const fdm_plan *plan, const struct attention *atte
     return hopper_maps_make(plan, attention, x.PACKED_HEADS, params);
 }
 
+/* Of packed sequences on a cache, whose blocks are numbered through (hopper_pages.cuh), there is at most one block more
+ * for each. */
+static int64_t items_of(const fdm_problem *p, int32_t packed, int32_t splits, int32_t block_m) {
+    if (p->has_cache && p->varlen)
+        return (p->total_q * packed / block_m + p->batch) * (p->heads / packed);
+    return hopper_all_blocks(p, packed, block_m) * splits;
+}
+
 static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
     const fdm_problem *p = l->problem;
     const struct parameters x = parameters_of(plan);
     const int32_t copies = x.COPIES;
     struct attention own;
     struct gpu_forward_params whole = {0};
-    struct hopper_forward_params params = {
-        .items_begun = (int32_t *)(void *)l->workspace,
-        .row_blocks = (int32_t)hopper_row_blocks(p, x.PACKED_HEADS, plan->block_m),
-        .items = (int32_t)(hopper_all_blocks(p, x.PACKED_HEADS, plan->block_m) * x.NUM_SPLITS),
-        .gathers = x.GATHER != 0,
-        .part_shift = hopper_part_shift(p, plan->block_n),
-        .mask_batches = (int32_t)p->mask_shape[0],
-        .bias_batches = (int32_t)p->bias_shape[0]};
+    struct hopper_forward_params params = {.items_begun = (int32_t *)(void *)l->workspace,
+                                           .row_blocks = (int32_t)hopper_row_blocks(p, x.PACKED_HEADS, plan->block_m),
+                                           .items = (int32_t)items_of(p, x.PACKED_HEADS, x.NUM_SPLITS, plan->block_m),
+                                           .gathers = x.GATHER != 0,
+                                           .part_shift = hopper_part_shift(p, plan->block_n),
+                                           .mask_batches = (int32_t)p->mask_shape[0],
+                                           .bias_batches = (int32_t)p->bias_shape[0]};
     const int32_t copy_kernel =
         hopper_copies_before(l, copies, l->workspace + copies_offset(&tiles[x.TILE], x.SCHEDULER, p), &own);
     fdm_status status = l->attention ? fill_params(plan, &own, l->workspace, &params, &whole) : FDM_OK;

@@ -6,7 +6,10 @@
  *
  * A part whose page is not in the cache, or that begins behind the last key, is copied from outside of the map: its
  * rows are zeros. The word of a stage of K has a bit for each part whose keys no row sees because their page is none.
- * Rows of a part behind the last key are what the page holds: consumers hide the keys and clear the values. */
+ * Rows of a part behind the last key are what the page holds: consumers hide the keys and clear the values.
+ *
+ * Packed sequences of unlike lengths: the places of a sequence follow those of the one before, so that few of them
+ * have no rows. Sequence b begins at block begin_of(b) of rows, and each block has a place for every head. */
 #ifndef FDM_HOPPER_PAGES_CUH
 #define FDM_HOPPER_PAGES_CUH
 
@@ -93,6 +96,29 @@ struct cache_producer : producer {
         load_cached_item(f);
         item++;
     }
+    __device__ __forceinline__ int begin_of(int b) const {
+        const int row = min(max(a.in.cu_seqlens_q[b], 0), a.in.total_q);
+        return (int)((int64_t)row * PACKED_HEADS / BLOCK_M) + b;
+    }
+    /* The item of a place, the longest of a head first; batch -1: it has none. The warp looks for the last sequence
+     * that begins no later. */
+    __device__ __forceinline__ struct work_item packed_item_at(int place) const {
+        const int block = place / a.in.heads;
+        int low = 0, high = a.in.batch;
+        while (high - low > 1) {
+            const int step = (high - low + 31) / 32, b = low + lane * step;
+            const uint32_t before = __ballot_sync(0xffffffff, b < high && begin_of(b) <= block);
+            low += max(31 - __clz((int)before), 0) * step;
+            high = min(high, low + step);
+        }
+        const int begin = begin_of(low), blocks = begin_of(low + 1) - begin, own = place - begin * a.in.heads;
+        if (own < 0 || own >= blocks * a.in.heads)
+            return {0, 0, -1};
+        return {blocks - 1 - own % blocks, own / blocks, low};
+    }
+    __device__ __forceinline__ bool has_place() const {
+        return VARLEN ? scheduler.place < a.items : scheduler.valid(a);
+    }
     __device__ __forceinline__ void advance() {
         scheduler.next = __shfl_sync(0xffffffff, scheduler.next, 0); /* which lane 0 has requested */
         scheduler.advance();
@@ -100,8 +126,8 @@ struct cache_producer : producer {
 
     __device__ __forceinline__ void run_cache() {
         scheduler.initial();
-        for (; scheduler.valid(a); advance()) {
-            const struct work_item work = item_at(a, scheduler.place);
+        for (; has_place(); advance()) {
+            const struct work_item work = VARLEN ? packed_item_at(scheduler.place) : item_at(a, scheduler.place);
             if (lane == 0)
                 scheduler.request_at_begin(a);
             if (work.batch >= 0) {
