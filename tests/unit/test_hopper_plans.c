@@ -525,6 +525,57 @@ static void backward_blocks_fill_the_device(void **state) {
     }
 }
 
+/* Prompts and mixtures on a cache, but for what TMA cannot read and what another kernel does sooner. */
+static void forward_takes_caches(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t rows;
+        int32_t page, first_key, append_to_row, unmapped, invariance;
+        const char *kernel, *words;
+    } cases[] = {
+        {CAUSAL, 2048, .page = 64, .kernel = "hopper.forward", .words = "TMA reads 64 rows of a page at a time"},
+        {CAUSAL, 2048, .page = 16, .kernel = "hopper.forward", .words = "TMA reads 16 rows of a page at a time"},
+        {CAUSAL, 2048, .page = 48, .kernel = "hopper.forward", .words = "TMA reads 16 rows of a page at a time"},
+        {CAUSAL, 2048, .page = 4096, .kernel = "hopper.forward", .words = "TMA reads 128 rows of a page at a time"},
+        {0, 9, .page = 16, .kernel = "hopper.forward", .words = "rows of 8 query heads in a tile"},
+        {0, 2048, .page = 0, .kernel = "hopper.forward", .words = "dynamic order"},
+        {PACKED | CAUSAL, 2048, .page = 16, .kernel = "hopper.forward", .words = "rows of 8 query heads in a tile"},
+        {0, 8, .page = 16, .kernel = "mma.decode", .words = "not hopper.forward: few query rows"},
+        {0, 2048, .page = 100, .kernel = "mma.forward", .words = "TMA reads pages of a multiple of 16 rows"},
+        {MASK, 2048, .page = 16, .kernel = "mma.forward", .words = "without masks, biases and intervals"},
+        {0, 2048, .page = 16, .first_key = 1, .kernel = "mma.forward", .words = "without first_key"},
+        {0, 2048, .page = 16, .append_to_row = 1, .kernel = "hopper.forward", .words = "appends new keys"},
+        {0, 2048, .page = 0, .append_to_row = 1, .kernel = "mma.forward", .words = "appends to the sequence's own row"},
+        {0, 2048, .page = 16, .unmapped = 1, .kernel = "mma.forward", .words = "whose strides are multiples of 16"},
+        {0, 2048, .page = 16, .invariance = 1, .kernel = "mma.forward", .words = "it does not take invariance"},
+    };
+    fdm_device device = {.struct_bytes = sizeof device};
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, 128);
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        p.batch = 16;
+        p.heads_kv = p.heads / 8;
+        p.seqlen_k = 8192;
+        p.total_q = p.varlen ? 4096 : 0;
+        p.total_k = 0;
+        p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
+        p.has_cache = 1;
+        p.page_size = cases[i].page;
+        p.max_pages = p.page_size ? 8192 / p.page_size + 1 : 0;
+        p.num_pages = (int32_t)p.batch * (p.page_size ? p.max_pages : 1);
+        p.has_first_key = cases[i].first_key;
+        p.has_cache_row = cases[i].append_to_row;
+        p.new_rows = cases[i].append_to_row * p.batch;
+        p.keys_mappable = !cases[i].unmapped;
+        p.invariance = cases[i].invariance;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        if (strcmp(plan.kernel, cases[i].kernel) || !strstr(plan.reason, cases[i].words))
+            fail_msg("case %d: %s, %s", (int)i, plan.kernel, plan.reason);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
                                        cmocka_unit_test(leaves_few_rows_of_ranges),
@@ -534,6 +585,7 @@ int main(void) {
                                        cmocka_unit_test(wide_takes_wide_heads),
                                        cmocka_unit_test(plans_row_intervals),
                                        cmocka_unit_test(registers_fit),
+                                       cmocka_unit_test(forward_takes_caches),
                                        cmocka_unit_test(forward_takes_the_shortest_way),
                                        cmocka_unit_test(forward_takes_the_items_that_end_first),
                                        cmocka_unit_test(groups_are_divided),

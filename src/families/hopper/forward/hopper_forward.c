@@ -434,8 +434,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
         "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s%s%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->shape.warpgroups,
-        HOPPER_PRODUCER_REGISTERS(v.tile->shape.warpgroups, scored(p) || p->has_cache, ranged(p)),
-        HOPPER_CONSUMER_REGISTERS(v.tile->shape.warpgroups, scored(p) || p->has_cache, ranged(p)), plan->block_n,
+        HOPPER_PRODUCER_REGISTERS(v.tile->shape.warpgroups, scored(p) || gpu_has_lengths(p), ranged(p)),
+        HOPPER_CONSUMER_REGISTERS(v.tile->shape.warpgroups, scored(p) || gpu_has_lengths(p), ranged(p)), plan->block_n,
         v.tile->shape.stages, v.tile->shape.q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason,
         scheduler_names[v.scheduler],
         v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
@@ -463,7 +463,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->shape.warpgroups + 1);
     /* Warps beside the producer's clear rows of no sequence with its few registers, once a block. */
-    if ((p->varlen || gpu_used_constant(p)) && !scored(p))
+    if (p->varlen && !scored(p))
         request->spill_bytes_max = 96;
     /* So does the one that names steps: a few numbers of its item. */
     if (ranged(p) && t->shape.warpgroups == 3)

@@ -657,7 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(base);
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED || CACHED, RANGED)>();
+        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED || CACHED || SEQUSED, RANGED)>();
         bool none = false;
         if (RANGED && threadIdx.x < 64) {
             griddepcontrol_wait();              /* for the tile plan */
@@ -681,7 +681,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             clear_unused_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
         }
     } else {
-        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED || CACHED, RANGED)>();
+        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED || CACHED || SEQUSED, RANGED)>();
         consumer(a, base).run();
     }
 }

@@ -57,11 +57,10 @@ struct hopper_forward_params {
 };
 
 /* Registers of a thread of the producer's warpgroup and of the others, which together fill the register file. A
- * producer that loads masks and biases, or walks a plan, needs more. */
-#define HOPPER_PRODUCER_REGISTERS(warpgroups, scored, ranged) \
-    ((warpgroups) == 3 ? 32 : (ranged) ? 56 : (scored) ? 40 : 24)
-#define HOPPER_CONSUMER_REGISTERS(warpgroups, scored, ranged) \
-    ((warpgroups) == 3 ? 160 : (ranged) ? 224 : (scored) ? 232 : 240)
+ * producer that loads masks and biases, looks up lengths and pages (`more`), or walks a plan, needs more. */
+#define HOPPER_PRODUCER_REGISTERS(warpgroups, more, ranged) ((warpgroups) == 3 ? 32 : (ranged) ? 56 : (more) ? 40 : 24)
+#define HOPPER_CONSUMER_REGISTERS(warpgroups, more, ranged) \
+    ((warpgroups) == 3 ? 160 : (ranged) ? 224 : (more) ? 232 : 240)
 
 /* Rows of shared memory are 128 bytes: a panel has as many columns of a tile. */
 #define HOPPER_PANELS(columns, element_bytes) (((columns) * (element_bytes) + 127) / 128)
