@@ -22,6 +22,7 @@ enum {
     CU_ERROR_NOT_READY = 600
 };
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
+enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum cu_device_attribute {
     CU_NUM_MULTIPROCESSORS = 16,
     CU_MEMORY_CLOCK_KHZ = 36,
@@ -110,7 +111,11 @@ _Static_assert(sizeof(struct cu_launch_config) == 56, "CUlaunchConfig");
     X(capture_mode_exchange, "cuThreadExchangeStreamCaptureMode", (int *mode))                                        \
     X(stream_context, "cuStreamGetCtx", (cu_stream stream, cu_context * context))                                     \
     X(stream_capturing, "cuStreamIsCapturing", (cu_stream stream, int *status))                                       \
-    X(stream_query, "cuStreamQuery", (cu_stream stream))
+    X(stream_query, "cuStreamQuery", (cu_stream stream))                                                              \
+    X(stream_priorities, "cuCtxGetStreamPriorityRange", (int *least, int *greatest))                                  \
+    X(stream_create, "cuStreamCreateWithPriority", (cu_stream * stream, unsigned flags, int priority))                \
+    X(stream_wait, "cuStreamWaitEvent", (cu_stream stream, cu_event event, unsigned flags))                           \
+    X(stream_destroy, "cuStreamDestroy", (cu_stream stream))
 
 struct cuda_driver {
 #define CU_MEMBER(member, name, parameters) cu_result(*member) parameters;

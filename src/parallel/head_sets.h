@@ -26,4 +26,20 @@ static inline struct head_sets head_sets_of(int64_t heads_kv, int64_t fewest, in
     return (struct head_sets){4, {fewest, between / 2, between - between / 2, fewest}};
 }
 
+/* Heads of the sets before one. */
+static inline int64_t head_sets_before(const struct head_sets *sets, int32_t set) {
+    int64_t heads = 0;
+    for (int32_t n = 0; n < set; n++)
+        heads += sets->heads[n];
+    return heads;
+}
+
+/* Most heads of those sets that take turns in one of `slots` buffers. */
+static inline int64_t head_sets_most(const struct head_sets *sets, int32_t slots, int32_t slot) {
+    int64_t most = 0;
+    for (int32_t n = slot; n < sets->count; n += slots)
+        most = sets->heads[n] > most ? sets->heads[n] : most;
+    return most;
+}
+
 #endif

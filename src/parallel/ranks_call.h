@@ -10,6 +10,7 @@ struct ranks_call {
     const fdm_tensors *tensors; /* the rank's own */
     fdm_communicator *communicator;
     const fdm_launch *launch;
+    void *stream;                  /* CUDA: where moves and exchanges go now, the launch's or the plan's own */
     fdm_message *sends, *receives; /* room for plan->messages_max each */
     fdm_status status;             /* of the first move that failed; nothing moves after it */
     int counting;                  /* 1: nothing is read or written, and the workspace is measured */
@@ -41,15 +42,19 @@ struct part part_of_rows(const fdm_tensor *tensor);   /* [B, heads, rows] */
 struct part part_of_keys(const fdm_tensor *tensor);   /* [B|1, h|1, 1, keys] */
 
 /* Query or KV heads that travel together: KV heads first .. first + count - 1. by_peer above 0: so many ranks in a row
- * have a share each, of which the first begins with `first`. */
+ * have a share each of `share` KV heads: those are the first one's, and of each other they are so many further. */
 struct heads {
     int64_t first, count;
     int32_t by_peer;
+    int64_t share;
 };
 /* Those of a part. */
 fdm_range part_heads(const fdm_ranks_plan *plan, const struct part *part, struct heads heads, int32_t peer);
 /* Bytes of a row of a part's buffer [rows][batches][heads of this rank][width]. */
 int64_t part_row_bytes(const fdm_ranks_plan *plan, const struct part *part, struct heads heads);
+
+/* `rows` rows of a part of as many KV heads as the sets of a slot have; heads: how ranks share them, if they do. */
+char *call_take_slot(struct ranks_call *call, const struct part *part, struct heads heads, int64_t rows, int32_t slot);
 
 /* Where parts' rows travel: parts[n] to buffers[n], by tables of a plan. */
 struct travel {
@@ -83,6 +88,20 @@ void part_widen(const struct part *from, fdm_dtype dtype, int64_t rows, float *t
 void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype);
 /* An element of a floating-point dtype. */
 double element_value(const char *at, fdm_dtype dtype);
+
+/* ---- ranks_stages.c ---- */
+
+/* What is computed in turns: sets of heads, or steps of the ring. Functions enqueue, or do, one stage; NULL: nothing
+ * comes back. Stages n and n + slots share buffers. */
+typedef fdm_status run_stage(void *context, int32_t stage);
+struct stages {
+    void *context;
+    int32_t count;
+    run_stage *there, *compute, *back;
+};
+/* In order, where there is one slot. With two the next stage's bytes travel on the side stream while one is computed,
+ * and those that come back while the next one is. */
+fdm_status stages_run(struct ranks_call *call, const struct stages *stages);
 
 /* ---- ranks_views.c ---- */
 

@@ -42,13 +42,18 @@ fdm_range heads_of(int64_t heads, fdm_range heads_kv, int64_t all_kv) {
 }
 
 fdm_range part_heads(const fdm_ranks_plan *plan, const struct part *part, struct heads h, int32_t peer) {
-    const int64_t first = h.by_peer ? h.first + peer % h.by_peer * h.count : h.first;
+    const int64_t first = h.by_peer ? h.first + peer % h.by_peer * h.share : h.first;
     return heads_of(part->heads, (fdm_range){first, first + h.count}, plan->problem.heads_kv);
 }
 
 int64_t part_row_bytes(const fdm_ranks_plan *plan, const struct part *part, struct heads h) {
     const fdm_range heads = part_heads(plan, part, h, plan->rank);
     return part->batches * (heads.end - heads.first) * part->width;
+}
+
+char *call_take_slot(struct ranks_call *call, const struct part *part, struct heads heads, int64_t rows, int32_t slot) {
+    heads.count = head_sets_most(&call->plan->sets, call->plan->slots, slot);
+    return call_take(call, rows * part_row_bytes(call->plan, part, heads));
 }
 
 /* ---- moves ---- */
@@ -76,14 +81,12 @@ static void move_on_host(struct move m) {
                              m.to.data + i * m.to.row + b * m.to.batch + h * m.to.head);
 }
 
-static void *stream_of(const struct ranks_call *call) { return call->launch ? call->launch->stream : NULL; }
-
 void call_move(struct ranks_call *call, const struct move *move) {
     const fdm_device_id id = call->plan->device.id;
     if (call->counting || call->status)
         return;
     if (id.type == FDM_CUDA)
-        call->status = rows_on_device(id.index, move, stream_of(call));
+        call->status = rows_on_device(id.index, move, call->stream);
     else
         move_on_host(*move);
 }
@@ -93,7 +96,7 @@ void call_clear(struct ranks_call *call, char *memory, int64_t bytes) {
     if (call->counting || call->status || bytes <= 0)
         return;
     if (id.type == FDM_CUDA)
-        call->status = cuda_memory_fill_async(id.index, memory, 0, (size_t)bytes, stream_of(call));
+        call->status = cuda_memory_fill_async(id.index, memory, 0, (size_t)bytes, call->stream);
     else
         memset(memory, 0, (size_t)bytes);
 }
@@ -204,7 +207,7 @@ static fdm_status exchange(struct ranks_call *call, const struct queue *sends, c
     if (call->counting || call->status || call->plan->ranks == 1)
         return call->status;
     const fdm_status status = c->exchange(c->context, sends->messages, (int32_t)sends->count, receives->messages,
-                                          (int32_t)receives->count, stream_of(call));
+                                          (int32_t)receives->count, call->stream);
     if (!status)
         return FDM_OK;
     c->broken = 1;

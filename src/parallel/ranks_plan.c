@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/struct_bytes.h"
+#include "cuda/side_stream.h"
 #include "parallel/ranks_call.h"
 #include "parallel/ranks_local.h"
 #include "problem/problem.h"
@@ -114,8 +115,8 @@ static int64_t gather_bytes(const fdm_ranks_plan *plan, int64_t most_fetched) {
     const fdm_problem *p = &plan->problem;
     const struct head_sets sets = head_sets_of(p->heads_kv, 1, most_fetched ? HEAD_SETS_MAX : 1);
     int64_t heads = 0;
-    for (int32_t n = 0; n < sets.count; n++)
-        heads = sets.heads[n] > heads ? sets.heads[n] : heads;
+    for (int32_t slot = 0; slot < plan->slots; slot++)
+        heads += head_sets_most(&sets, plan->slots, slot);
     return most_fetched * p->batch * heads * (p->head_dim + p->head_dim_v) * fdm_dtype_bytes(p->dtype);
 }
 
@@ -173,6 +174,11 @@ static fdm_status choose_algorithm(fdm_ranks_plan *plan, const fdm_layout *rows,
 
 /* ---- what follows ---- */
 
+/* Where heads are exchanged: of a rank's own ones. Several sets are worth their launches where they hide messages. */
+static struct head_sets sets_of_share(const fdm_ranks_plan *plan) {
+    return head_sets_of(plan->problem.heads_kv / plan->head_ranks, 1, plan->slots > 1 ? HEAD_SETS_MAX : 1);
+}
+
 static fdm_status make_ulysses(fdm_ranks_plan *plan, const fdm_layout *rows, const fdm_layout *keys,
                                const fdm_rank_mask *mask, struct range_list *needed) {
     fdm_range all_rows = {0, rows->total}, all_keys = {0, keys->total};
@@ -187,7 +193,7 @@ static fdm_status make_ulysses(fdm_ranks_plan *plan, const fdm_layout *rows, con
     plan->head_ranks = plan->ranks;
     plan->buffer_rows = keys->total;
     plan->query_rows = rows->total;
-    plan->sets = (struct head_sets){1, {plan->problem.heads_kv / plan->ranks}};
+    plan->sets = sets_of_share(plan);
     return status ? status : pieces_whole(&plan->pieces, mask);
 }
 
@@ -256,7 +262,7 @@ static fdm_status make_both(fdm_ranks_plan *plan, const fdm_layout *rows, const 
         plan->head_ranks = share;
         plan->query_rows = ranges_size(mine->data, mine->count);
         plan->buffer_rows = ranges_size(seen->data, seen->count);
-        plan->sets = (struct head_sets){1, {plan->problem.heads_kv / share}};
+        plan->sets = sets_of_share(plan);
         status = pieces_make(&plan->pieces, mask, mine->data, mine->count, seen);
     }
     for (int32_t n = 0; own && n < 2 * plan->ranks; n++)
@@ -342,6 +348,16 @@ static uint64_t mask_hash_of(const fdm_rank_mask *m) {
     return hash_bytes(hash, m->interval_end, bytes);
 }
 
+/* A plan of a device that is not there has none. */
+static fdm_status make_side(fdm_ranks_plan *plan) {
+    const int32_t stages = plan->algorithm == FDM_RANKS_RING ? plan->ranks : plan->sets.count;
+    if (stages < 2)
+        plan->slots = 1;
+    return plan->slots > 1 && cuda_device_count() > plan->device.id.index
+               ? cuda_side_create(plan->device.id.index, &plan->side)
+               : FDM_OK;
+}
+
 static fdm_status fill_plan(fdm_ranks_plan *plan, const fdm_layout *rows, const fdm_layout *keys,
                             const fdm_rank_mask *mask, const fdm_ranks_options *options, struct range_list *needed) {
     const fdm_problem *p = &plan->problem;
@@ -350,6 +366,7 @@ static fdm_status fill_plan(fdm_ranks_plan *plan, const fdm_layout *rows, const 
     plan->layout_hash = layout_hash_of(rows) ^ (3 * layout_hash_of(keys));
     plan->mask_hash = mask_hash_of(mask);
     plan->table_hash = hash_start;
+    plan->slots = plan->device.id.type == FDM_CUDA && plan->ranks > 1 ? RANKS_SLOTS_MAX : 1;
     fdm_status status = check_scores(plan);
     if (!status)
         status = find_needed(plan, rows, mask, options->all_keys, needed);
@@ -374,6 +391,8 @@ static fdm_status fill_plan(fdm_ranks_plan *plan, const fdm_layout *rows, const 
         choose_kernel(plan);
     if (!status && plan->device.id.type == FDM_CUDA)
         status = pieces_to_device(&plan->pieces, mask->num_lists ? mask->num_lists : 1, plan->device.id.index);
+    if (!status)
+        status = make_side(plan);
     return status ? status : count_workspace(plan);
 }
 
@@ -445,6 +464,7 @@ void fdm_ranks_plan_release(fdm_ranks_plan *plan) {
     routes_release(&plan->row_receives);
     pieces_release(&plan->pieces);
     ring_steps_release(plan);
+    cuda_side_release(plan->side);
     memory_release(plan->messages);
     memory_release(plan);
 }

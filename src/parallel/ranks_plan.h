@@ -27,7 +27,7 @@ struct piece {
 /* What a mask or bias [B|1, h, rows, keys] has. */
 enum scores_kind { SCORES_NONE, SCORES_CONSTANT, SCORES_OF_KEYS, SCORES_OF_ROWS };
 
-enum { MOST_CALLS = 8 };
+enum { MOST_CALLS = 8, RANKS_SLOTS_MAX = 2 };
 struct pieces {
     struct piece *data;
     int64_t count;
@@ -58,6 +58,8 @@ struct fdm_ranks_plan {
     struct pieces pieces;                  /* ring: none */
     struct ring_step *steps;               /* ring: [ranks] */
     struct head_sets sets;
+    int32_t slots;                 /* buffers of a kind, in which sets of heads, or steps of the ring, take turns */
+    struct cuda_side_stream *side; /* CUDA with two slots: where bytes travel while others are computed */
     int64_t interval_batch, interval_heads;
     int64_t keys_fetched, bytes_received, bytes_sent;
     size_t call_bytes; /* of the workspace of one call of attention */

@@ -160,6 +160,7 @@ fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tens
                               .tensors = tensors,
                               .communicator = communicator,
                               .launch = launch,
+                              .stream = launch ? launch->stream : NULL,
                               .base = workspace,
                               .at = workspace};
     const int64_t bytes = plan->messages_max * (int64_t)sizeof(fdm_message);

@@ -79,7 +79,7 @@ static int is_forbidden(const char *function) {
     static const char *const safe[] = {"cuInit",           "cuDriverGetVersion", "cuDeviceGetCount",
                                        "cuCtxGetCurrent",  "cuCtxPushCurrent",   "cuCtxPopCurrent",
                                        "cuLaunchKernelEx", "cuEventRecord",      "cuThreadExchangeStreamCaptureMode",
-                                       "cuMemsetD8Async"};
+                                       "cuMemsetD8Async",  "cuStreamWaitEvent"};
     for (size_t i = 0; i < sizeof safe / sizeof safe[0]; i++)
         if (strcmp(function, safe[i]) == 0)
             return 0;
@@ -380,6 +380,28 @@ static struct fake_launch launch_at(int64_t index) {
     return launch;
 }
 
+void fake_note(const struct fake_order *order) {
+    if (fake_state.num_orders == fake_state.max_orders) {
+        fake_state.max_orders = 2 * fake_state.max_orders + 64;
+        fake_state.orders = realloc(fake_state.orders, (size_t)fake_state.max_orders * sizeof *fake_state.orders);
+    }
+    fake_state.orders[fake_state.num_orders++] = *order;
+}
+
+static int64_t num_orders(void) {
+    pthread_mutex_lock(&lock);
+    const int64_t orders = fake_state.num_orders;
+    pthread_mutex_unlock(&lock);
+    return orders;
+}
+
+static struct fake_order order_at(int64_t index) {
+    pthread_mutex_lock(&lock);
+    const struct fake_order order = fake_state.orders[index];
+    pthread_mutex_unlock(&lock);
+    return order;
+}
+
 static struct fake_live live(void) {
     pthread_mutex_lock(&lock);
     struct fake_live now = fake_state.live;
@@ -411,4 +433,6 @@ FDM_API const struct fake_cuda fake_cuda = {inject,
                                             end_capture,
                                             mode_of_thread,
                                             foreign_stream,
-                                            plant};
+                                            plant,
+                                            num_orders,
+                                            order_at};

@@ -29,6 +29,12 @@ struct fake_launch {
     void *first_member; /* of the argument struct: every kernel's is a pointer */
     int cooperative;
 };
+/* What was enqueued that orders streams, and launches between. */
+struct fake_order {
+    enum { FAKE_LAUNCHED, FAKE_RECORDED, FAKE_WAITED } kind;
+    char entry[64];       /* of a launch */
+    void *stream, *event; /* event: recorded on the stream, or waited for by it */
+};
 /* What the pretended driver writes into a tensor map: the layout, as it was handed over. */
 struct fake_tensor_map {
     uint64_t address, stride_bytes[4];
@@ -38,7 +44,7 @@ struct fake_tensor_map {
     char word[8]; /* "tiled" */
 };
 struct fake_live {
-    int64_t contexts_retained, modules, events, allocations;
+    int64_t contexts_retained, modules, events, streams, allocations;
 };
 
 struct fake_cuda {
@@ -58,6 +64,8 @@ struct fake_cuda {
     /* From now on the time between two events is the sum of what this function says of the launches between. It gets
      * the kernel's parameters too and may write where they point; what was enqueued before has happened. NULL: none. */
     void (*plant)(double (*seconds)(const struct fake_launch *launch, const void *parameters));
+    int64_t (*num_orders)(void);
+    struct fake_order (*order)(int64_t index);
 };
 
 struct fake_nvrtc {

@@ -123,6 +123,9 @@ static cu_result launch_kernel(const struct cu_launch_config *config, cu_functio
                 realloc(fake_state.launches, (size_t)fake_state.max_launches * sizeof *fake_state.launches);
         }
         fake_state.launches[fake_state.num_launches++] = launch;
+        struct fake_order order = {.kind = FAKE_LAUNCHED, .stream = launch.stream};
+        memcpy(order.entry, launch.entry, sizeof order.entry);
+        fake_note(&order);
     }
     if (!result && fake_state.planted && !(result = fake_finish(function->device)))
         fake_state.planted_seconds += fake_state.planted(&launch, arguments[0]);

@@ -119,11 +119,12 @@ static cu_result stream_query(cu_stream stream) {
 
 static cu_result event_create(cu_event *event, unsigned flags) {
     cu_result result = fake_begin("cuEventCreate", CONTEXT);
-    if (!result && flags != 0)
+    if (!result && flags != 0 && flags != CU_EVENT_DISABLE_TIMING)
         result = INVALID_VALUE;
     if (!result) {
         *event = calloc(1, sizeof **event);
         (*event)->device = fake_current();
+        (*event)->timed = !flags;
         fake_state.live.events++;
     }
     return fake_end(result);
@@ -131,10 +132,11 @@ static cu_result event_create(cu_event *event, unsigned flags) {
 
 static cu_result event_record(cu_event event, cu_stream stream) {
     cu_result result = fake_begin("cuEventRecord", CONTEXT);
-    (void)stream;
     if (!result && event->device != fake_current())
         result = INVALID_HANDLE;
-    if (!result && fake_hooks) {
+    if (!result)
+        fake_note(&(struct fake_order){.kind = FAKE_RECORDED, .stream = stream, .event = event});
+    if (!result && fake_hooks && event->timed) {
         result = fake_finish(event->device);
         event->seconds = fake_hooks->seconds();
     }
@@ -154,7 +156,7 @@ static cu_result event_synchronize(cu_event event) {
 
 static cu_result event_elapsed(float *milliseconds, cu_event from, cu_event to) {
     cu_result result = fake_begin("cuEventElapsedTime", CONTEXT);
-    if (!result && (!from->recorded || !to->recorded))
+    if (!result && (!from->recorded || !to->recorded || !from->timed || !to->timed))
         result = INVALID_HANDLE;
     if (!result)
         *milliseconds = fake_hooks || fake_state.planted ? (float)((to->seconds - from->seconds) * 1e3) : 1.5f;
@@ -165,6 +167,45 @@ static cu_result event_destroy(cu_event event) {
     cu_result result = fake_begin("cuEventDestroy", CONTEXT);
     free(event); /* also where it fails: the caller cannot try again */
     fake_state.live.events--;
+    return fake_end(result);
+}
+
+/* ---- streams ---- */
+
+static cu_result stream_priorities(int *least, int *greatest) {
+    cu_result result = fake_begin("cuCtxGetStreamPriorityRange", CONTEXT);
+    if (!result)
+        *least = 0, *greatest = -5;
+    return fake_end(result);
+}
+
+static cu_result stream_create(cu_stream *stream, unsigned flags, int priority) {
+    cu_result result = fake_begin("cuStreamCreateWithPriority", CONTEXT);
+    if (!result && (flags > CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5))
+        result = INVALID_VALUE;
+    if (!result) {
+        *stream = calloc(1, sizeof **stream);
+        (*stream)->device = fake_current();
+        fake_state.live.streams++;
+    }
+    return fake_end(result);
+}
+
+static cu_result stream_wait(cu_stream stream, cu_event event, unsigned flags) {
+    cu_result result = fake_begin("cuStreamWaitEvent", CONTEXT);
+    if (!result && flags != 0)
+        result = INVALID_VALUE;
+    if (!result && event->device != fake_current())
+        result = INVALID_HANDLE;
+    if (!result)
+        fake_note(&(struct fake_order){.kind = FAKE_WAITED, .stream = stream, .event = event});
+    return fake_end(result);
+}
+
+static cu_result stream_destroy(cu_stream stream) {
+    cu_result result = fake_begin("cuStreamDestroy", CONTEXT);
+    free(stream); /* also where it fails: the caller cannot try again */
+    fake_state.live.streams--;
     return fake_end(result);
 }
 
@@ -228,5 +269,9 @@ void fake_fill_memory(struct cuda_driver *driver) {
     driver->event_synchronize = event_synchronize;
     driver->event_elapsed = event_elapsed;
     driver->event_destroy = event_destroy;
+    driver->stream_priorities = stream_priorities;
+    driver->stream_create = stream_create;
+    driver->stream_wait = stream_wait;
+    driver->stream_destroy = stream_destroy;
     driver->tensor_map_encode = tensor_map_encode;
 }

@@ -44,6 +44,7 @@ struct world {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct world *worlds[WORLDS_MAX];
 static int num_worlds, live_comms, delay_polls;
+static void *last_stream;
 static int64_t num_ids;
 static struct injection injection;
 static _Thread_local struct {
@@ -256,24 +257,27 @@ FDM_API nccl_result ncclGroupStart(void) {
     return result;
 }
 
-static nccl_result add(nccl_comm comm, int peer, int is_send, void *memory, size_t bytes) {
+static nccl_result add(nccl_comm comm, int peer, int is_send, void *memory, size_t bytes, void *stream) {
     if (group.depth < 1 || peer < 0 || peer >= comm->world->ranks || peer == comm->rank)
         return ARGUMENT;
     group.comm = comm;
+    pthread_mutex_lock(&lock);
+    last_stream = stream;
+    pthread_mutex_unlock(&lock);
     group.list[group.num++] = (struct message){peer, is_send, 0, memory, bytes};
     return NCCL_SUCCESS;
 }
 
 FDM_API nccl_result ncclSend(const void *memory, size_t count, int dtype, int peer, nccl_comm comm, void *stream) {
-    (void)stream;
     const int result = fails("ncclSend");
-    return result ? result : dtype != NCCL_UINT8 ? ARGUMENT : add(comm, peer, 1, (void *)(uintptr_t)memory, count);
+    return result                ? result
+           : dtype != NCCL_UINT8 ? ARGUMENT
+                                 : add(comm, peer, 1, (void *)(uintptr_t)memory, count, stream);
 }
 
 FDM_API nccl_result ncclRecv(void *memory, size_t count, int dtype, int peer, nccl_comm comm, void *stream) {
-    (void)stream;
     const int result = fails("ncclRecv");
-    return result ? result : dtype != NCCL_UINT8 ? ARGUMENT : add(comm, peer, 0, memory, count);
+    return result ? result : dtype != NCCL_UINT8 ? ARGUMENT : add(comm, peer, 0, memory, count, stream);
 }
 
 FDM_API nccl_result ncclGroupEnd(void) {
@@ -318,5 +322,6 @@ static void *callers(int ranks, int rank, int device) {
     return comm;
 }
 static void release_callers(void *comm) { ncclCommAbort(comm); }
+static void *stream_of_last(void) { return last_stream; }
 
-FDM_API const struct fake_nccl fake_nccl = {injected, delay, live, callers, release_callers};
+FDM_API const struct fake_nccl fake_nccl = {injected, delay, live, callers, release_callers, stream_of_last};

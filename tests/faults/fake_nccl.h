@@ -16,6 +16,7 @@ struct fake_nccl {
     int (*live)(void);                                 /* communicators that are not aborted */
     void *(*callers)(int ranks, int rank, int device); /* a communicator of the caller's own, of one world */
     void (*release_callers)(void *comm);
+    void *(*last_stream)(void); /* of a message */
 };
 
 #endif

@@ -51,9 +51,12 @@ struct cu_module {
     int num_functions;
     struct cu_function functions[FUNCTIONS_MAX];
 };
+struct cu_stream { /* that the driver made; whatever else stands for one is an address */
+    cu_context device;
+};
 struct cu_event {
     cu_context device;
-    int recorded;
+    int recorded, timed;
     double seconds; /* of hooks, or planted */
 };
 struct allocation {
@@ -75,6 +78,8 @@ extern struct fake_state {
     int global_captures; /* streams that are captured in the mode that binds every thread */
     struct fake_launch *launches;
     int64_t num_launches, max_launches;
+    struct fake_order *orders;
+    int64_t num_orders, max_orders;
     int64_t counts[64];
     double (*planted)(const struct fake_launch *launch, const void *parameters);
     double planted_seconds; /* so far */
@@ -84,6 +89,8 @@ enum fake_needs { NOTHING, DRIVER, CONTEXT };
 cu_result fake_begin(const char *function, enum fake_needs needs);
 cu_result fake_end(cu_result result);
 cu_context fake_current(void);
+/* Writes down what orders streams. */
+void fake_note(const struct fake_order *order);
 /* What was enqueued on the device happens; 0, or what a kernel that was executed ended with. */
 cu_result fake_finish(cu_context device);
 

@@ -171,7 +171,7 @@ static void a_late_peer_is_not_waited_for(void) {
 
 /* ---- a plan's execution ---- */
 
-enum { ROWS = 96, HEADS = 2, HEAD_DIM = 64 };
+enum { ROWS = 96, HEADS = 4, HEAD_DIM = 64 };
 
 /* The tensors of a call [1, rows, HEADS, HEAD_DIM], one behind the other; nothing reads them. */
 struct own_tensors {
@@ -196,6 +196,7 @@ enum { MEMORY_BYTES = 9 * ROWS * HEADS * HEAD_DIM * 2 };
 struct execution {
     struct rank *rank;
     fdm_pass pass;
+    char stream; /* its address is the rank's own */
 };
 
 static fdm_status plan_execution(const struct execution *e, char *memory, fdm_ranks_plan **plan) {
@@ -224,7 +225,7 @@ static fdm_status plan_execution(const struct execution *e, char *memory, fdm_ra
 }
 
 /* Every rank comes to the agreement, with a plan or without. */
-static fdm_status execute(const struct execution *e, fdm_communicator *c) {
+static fdm_status execute(struct execution *e, fdm_communicator *c) {
     static const fdm_device_id id = {FDM_CUDA, 0};
     void *memory = NULL, *workspace = NULL;
     fdm_ranks_plan *plan = NULL;
@@ -238,7 +239,11 @@ static fdm_status execute(const struct execution *e, fdm_communicator *c) {
         status = fdm_memory_allocate(id, (size_t)info.workspace_bytes, &workspace);
     if (plan && !agreed) { /* without a workspace it fails, and its peers hear of it */
         describe_tensors(&own, memory, info.rows, e->pass);
-        const fdm_status ran = fdm_execute_ranks(plan, &own.tensors, workspace, (size_t)info.workspace_bytes, c, NULL);
+        const fdm_launch launch = {.struct_bytes = sizeof launch, .stream = &e->stream};
+        fake_driver()->begin_capture(1);
+        fdm_status ran = fdm_execute_ranks(plan, &own.tensors, workspace, (size_t)info.workspace_bytes, c, &launch);
+        if (!fake_driver()->end_capture() && !ran) /* it tried what ends a capture */
+            ran = FDM_ERROR_INTERNAL;
         status = status ? status : ran;
     }
     if (!status)
@@ -262,7 +267,7 @@ static void *run_execution(void *argument) {
 
 /* Of how many ranks the execution failed. */
 static int execute_all(struct rank *ranks, fdm_pass pass) {
-    struct execution each[RANKS];
+    static struct execution each[RANKS]; /* streams keep their addresses */
     pthread_t threads[RANKS];
     uint8_t id[FDM_NCCL_ID_BYTES];
     int failed = 0;
@@ -271,7 +276,7 @@ static int execute_all(struct rank *ranks, fdm_pass pass) {
         ranks[r].rank = r;
         ranks[r].status = status;
         memcpy(ranks[r].id, id, sizeof id);
-        each[r] = (struct execution){&ranks[r], pass};
+        each[r] = (struct execution){&ranks[r], pass, 0};
         if (!status)
             assert_int_equal(pthread_create(&threads[r], NULL, run_execution, &each[r]), 0);
     }
@@ -300,6 +305,133 @@ static void executes_plans(void) {
         attended += strcmp(fake_driver()->launch(n).entry, "hopper_forward") == 0;
     }
     assert_true(moved > 20 && attended >= RANKS);
+}
+
+/* ---- what waits for what on the device ---- */
+
+enum { STREAMS_MAX = 16, EVENTS_MAX = 64, LAUNCHES_MAX = 512 };
+
+/* How far each stream has come where another is; stream 0 is unused. */
+struct clock {
+    int at[STREAMS_MAX];
+};
+struct ordered_launch {
+    char entry[64];
+    int stream;
+    struct clock seen; /* with itself */
+};
+struct history {
+    void *streams[STREAMS_MAX], *events[EVENTS_MAX];
+    struct clock now[STREAMS_MAX], recorded[EVENTS_MAX];
+    int beside[STREAMS_MAX]; /* the stream whose event this one waited for first */
+    struct ordered_launch launches[LAUNCHES_MAX];
+    int num_launches, writer[EVENTS_MAX];
+};
+
+static int index_of(void **list, int most, const void *one) {
+    for (int i = 1; i < most; i++)
+        if (!list[i] || list[i] == one) {
+            list[i] = (void *)(uintptr_t)one;
+            return i;
+        }
+    fail_msg("too many streams or events");
+    return 0;
+}
+
+static void follow(struct history *h, const struct fake_order *o) {
+    const int s = index_of(h->streams, STREAMS_MAX, o->stream);
+    if (o->kind == FAKE_LAUNCHED) {
+        assert_true(h->num_launches < LAUNCHES_MAX);
+        struct ordered_launch *l = &h->launches[h->num_launches++];
+        h->now[s].at[s]++;
+        l->stream = s;
+        l->seen = h->now[s];
+        memcpy(l->entry, o->entry, sizeof l->entry);
+        return;
+    }
+    const int e = index_of(h->events, EVENTS_MAX, o->event);
+    if (o->kind == FAKE_RECORDED) {
+        h->recorded[e] = h->now[s];
+        h->writer[e] = s;
+        return;
+    }
+    h->beside[s] = h->beside[s] ? h->beside[s] : h->writer[e];
+    for (int i = 0; i < STREAMS_MAX; i++)
+        h->now[s].at[i] = h->recorded[e].at[i] > h->now[s].at[i] ? h->recorded[e].at[i] : h->now[s].at[i];
+}
+
+/* The n-th launch of a kernel on a stream; there are `count`. */
+static const struct ordered_launch *launch_of(const struct history *h, int stream, const char *entry, int n,
+                                              int *count) {
+    const struct ordered_launch *found = NULL;
+    *count = 0;
+    for (int i = 0; i < h->num_launches; i++)
+        if (h->launches[i].stream == stream && !strcmp(h->launches[i].entry, entry) && (*count)++ == n)
+            found = &h->launches[i];
+    return found;
+}
+
+static int is_before(const struct ordered_launch *a, const struct ordered_launch *b) {
+    return b->seen.at[a->stream] >= a->seen.at[a->stream];
+}
+
+enum { SETS = 3 }; /* 1, 2 and 1 heads */
+
+/* A set is computed behind its own keys, beside the next one's, and before those that get its buffers. */
+static void check_forward(const struct history *h, int stream, int side) {
+    int moves, calls;
+    launch_of(h, side, "rank_rows", 0, &moves);
+    launch_of(h, stream, "hopper_forward", 0, &calls);
+    assert_true(moves >= SETS && moves % SETS == 0 && calls >= SETS && calls % SETS == 0);
+    for (int set = 0; set < SETS; set++)
+        for (int other = 0; other < SETS; other++) {
+            const struct ordered_launch *first_call =
+                launch_of(h, stream, "hopper_forward", set * calls / SETS, &calls);
+            const struct ordered_launch *last_call =
+                launch_of(h, stream, "hopper_forward", (set + 1) * calls / SETS - 1, &calls);
+            const struct ordered_launch *first_move = launch_of(h, side, "rank_rows", other * moves / SETS, &moves);
+            const struct ordered_launch *last_move =
+                launch_of(h, side, "rank_rows", (other + 1) * moves / SETS - 1, &moves);
+            assert_int_equal(is_before(last_move, first_call), other <= set);
+            assert_int_equal(is_before(last_call, first_move), other >= set + 2);
+        }
+}
+
+/* One set's keys travel on another stream than that on which the sets before are computed, and the caller's ends behind
+ * everything. */
+static void sets_travel_while_others_are_computed(void) {
+    use_fake_compiler();
+    nccl()->delay(0);
+    for (int pass = 0; pass < 2; pass++) {
+        static struct history h;
+        struct rank ranks[RANKS] = {{0}};
+        const int64_t from = fake_driver()->num_orders();
+        int num_sides = 0;
+        h = (struct history){0};
+        assert_int_equal(execute_all(ranks, (fdm_pass)pass), 0);
+        for (int64_t n = from; n < fake_driver()->num_orders(); n++) {
+            const struct fake_order order = fake_driver()->order(n);
+            follow(&h, &order);
+        }
+        const int last = index_of(h.streams, STREAMS_MAX, nccl()->last_stream());
+        for (int s = 1; s < STREAMS_MAX && h.streams[s]; s++) {
+            int moves;
+            launch_of(&h, s, "rank_rows", 0, &moves);
+            if (!moves)
+                continue; /* the caller's */
+            const int stream = h.beside[s];
+            num_sides++;
+            if (pass == FDM_FORWARD)
+                check_forward(&h, stream, s);
+            assert_int_equal(h.now[stream].at[s], h.now[s].at[s]);
+        }
+        int moves;
+        launch_of(&h, last, "rank_rows", 0, &moves);
+        assert_true(moves > 0); /* a side stream: messages travel there */
+        assert_int_equal(num_sides, RANKS);
+    }
+    assert_int_equal(fake_driver()->live().streams, 0);
+    assert_int_equal(fake_driver()->live().events, 0);
 }
 
 /* Whatever call of NCCL or of the driver fails, every rank ends, and none of them waits for ever. */
@@ -345,8 +477,13 @@ int main(int argc, char **argv) {
         {"a_peer_leaves", a_peer_leaves, NULL, 0},
         {"a_late_peer_is_not_waited_for", a_late_peer_is_not_waited_for, NULL, 0},
         {"executes_plans", executes_plans, NULL, 0},
+        {"sets_travel_while_others_are_computed", sets_travel_while_others_are_computed, NULL, 0},
         {"a_call_of_nccl_fails", a_call_of_nccl_fails, "FAKE_NCCL_FAIL=*:3:%", 1},
         {"a_launch_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuLaunchKernelEx:999:%", 1},
+        {"making_a_stream_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuStreamCreateWithPriority:999:%", 1},
+        {"making_an_event_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuEventCreate:999:%", 1},
+        {"recording_an_event_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuEventRecord:999:%", 1},
+        {"waiting_for_an_event_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuStreamWaitEvent:999:%", 1},
         {"an_allocation_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuMemAlloc:999:%", 1},
         {"an_old_library_is_refused", an_old_library_is_refused, "FAKE_NCCL_VERSION=21701", 0},
         {"no_library_is_one_sentence", no_library_is_one_sentence, "LD_LIBRARY_PATH=/nowhere", 0},
