@@ -147,8 +147,8 @@ static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
         held = s->row_start[h / a->row_intervals.group][n][i] <= j && j < s->row_end[h / a->row_intervals.group][n][i];
     if (!held)
         return 0;
-    int64_t t = a->intervals.start ? h / a->intervals.group : 0;
-    return !a->intervals.start || (s->start[t][j] <= i && i < s->end[t][j]);
+    int64_t table = a->intervals.start ? h / a->intervals.group : 0;
+    return !a->intervals.start || (s->start[table][j] <= i && i < s->end[table][j]);
 }
 
 /* Takes the walk's answer for every lane and key of one block of lanes, and compares. */
