@@ -317,6 +317,9 @@ static fdm_status count_workspace(fdm_ranks_plan *plan) {
     fdm_status status = count_once(plan, 1, &call);
     if (!status)
         status = count_once(plan, 0, &call);
+    const size_t plans = status ? 0 : (size_t)call.num_calls * sizeof *plan->call_plans;
+    if (plans && plan->device.id.type == FDM_CUDA && !(plan->call_plans = memory_allocate(plans)))
+        status = error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the plans of %d calls", call.num_calls);
     if (!status) /* calls are known now */
         status = count_once(plan, 0, &call);
     plan->messages_max = call.num_messages;
@@ -466,6 +469,7 @@ void fdm_ranks_plan_release(fdm_ranks_plan *plan) {
     ring_steps_release(plan);
     cuda_side_release(plan->side);
     memory_release(plan->messages);
+    memory_release(plan->call_plans);
     memory_release(plan);
 }
 

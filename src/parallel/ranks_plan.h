@@ -68,6 +68,7 @@ struct fdm_ranks_plan {
     fdm_message *messages; /* CUDA: room for those of an exchange, both ways; else they are in the workspace */
     int32_t sm_margin;
     int32_t num_calls;
+    fdm_plan *call_plans; /* CUDA: [num_calls], of aligned tensors; tensors of other facts are planned when they come */
     char choice[64];
     char reason[200];
     uint64_t layout_hash, mask_hash, table_hash;

@@ -100,12 +100,29 @@ fdm_tensor *view_sink(struct view *v, const fdm_tensor *tensor, fdm_range heads)
     return &v->tensor;
 }
 
+static fdm_status plan_call(const fdm_ranks_plan *plan, fdm_options *options, const fdm_problem *problem,
+                            fdm_plan *made) {
+    *made = (fdm_plan){.struct_bytes = sizeof *made};
+    const fdm_status status = fdm_plan_attention(&plan->device, problem, options, made);
+    if (status != FDM_ERROR_UNSUPPORTED || !options->kernel)
+        return status;
+    options->kernel = NULL; /* the call is too small for it, say */
+    return fdm_plan_attention(&plan->device, problem, options, made);
+}
+
+/* What is kept of the plan's n-th call, if it is of such a problem, which has no padding. */
+static const fdm_plan *kept_plan(const fdm_ranks_plan *plan, int32_t n, const fdm_problem *problem) {
+    const fdm_plan *kept = plan->call_plans ? &plan->call_plans[n] : NULL;
+    return kept && memcmp(&kept->problem, problem, sizeof *problem) == 0 ? kept : NULL;
+}
+
 fdm_status call_attention(struct ranks_call *call, const fdm_tensors *tensors, const struct piece *piece,
                           int32_t add_dkv) {
     const fdm_ranks_plan *plan = call->plan;
+    const int32_t n = call->num_calls++;
     fdm_options options = problem_options(&plan->problem);
     fdm_problem problem;
-    fdm_plan made = {.struct_bytes = sizeof made};
+    fdm_plan made;
     options.causal = piece->causal;
     options.window_left = piece->left;
     options.window_right = piece->right;
@@ -117,18 +134,15 @@ fdm_status call_attention(struct ranks_call *call, const fdm_tensors *tensors, c
     fdm_status status = fdm_describe(plan->problem.pass, tensors, &options, &problem);
     if (status)
         return status;
-    status = fdm_plan_attention(&plan->device, &problem, &options, &made);
-    if (status == FDM_ERROR_UNSUPPORTED && options.kernel) { /* the call is too small for it, say */
-        options.kernel = NULL;
-        status = fdm_plan_attention(&plan->device, &problem, &options, &made);
-    }
-    if (status)
+    const fdm_plan *kept = call->counting ? NULL : kept_plan(plan, n, &problem);
+    if (!kept && (status = plan_call(plan, &options, &problem, &made)))
         return status;
     if (call->counting) {
         call->call_bytes =
             (size_t)made.workspace_bytes > call->call_bytes ? (size_t)made.workspace_bytes : call->call_bytes;
-        call->num_calls++;
+        if (plan->call_plans)
+            plan->call_plans[n] = made;
         return FDM_OK;
     }
-    return fdm_execute(&made, tensors, call->call_memory, plan->call_bytes, call->launch);
+    return fdm_execute(kept ? kept : &made, tensors, call->call_memory, plan->call_bytes, call->launch);
 }
