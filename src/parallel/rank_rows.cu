@@ -8,7 +8,8 @@
 
 RANK_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define TO_UNIT (ACTION == RANK_ROWS_FLOAT16 || ACTION == RANK_ROWS_BFLOAT16 ? UNIT / 2 : UNIT)
+#define WIDENS  (ACTION == RANK_ROWS_WIDEN_FLOAT16 || ACTION == RANK_ROWS_WIDEN_BFLOAT16)
+#define TO_UNIT (ACTION == RANK_ROWS_FLOAT16 || ACTION == RANK_ROWS_BFLOAT16 ? UNIT / 2 : WIDENS ? 2 * UNIT : UNIT)
 
 __device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
     return ACTION == RANK_ROWS_FLOAT16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
@@ -47,6 +48,20 @@ __device__ __forceinline__ void round_unit(const char *from, char *to) {
     }
 }
 
+__device__ __forceinline__ float widened(uint32_t x) {
+    return ACTION == RANK_ROWS_WIDEN_FLOAT16 ? cvt_f32_f16((uint16_t)x) : cvt_f32_bf16((uint16_t)x);
+}
+
+__device__ __forceinline__ void widen_unit(const char *from, char *to) {
+    if (UNIT == 16) {
+        const uint4 x = *(const uint4 *)from;
+        ((float4 *)to)[0] = make_float4(widened(x.x), widened(x.x >> 16), widened(x.y), widened(x.y >> 16));
+        ((float4 *)to)[1] = make_float4(widened(x.z), widened(x.z >> 16), widened(x.w), widened(x.w >> 16));
+    } else {
+        *(float *)to = widened(*(const uint16_t *)from);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(RANK_ROWS_THREADS)
     rank_rows(const __grid_constant__ struct rank_rows_params a) {
     const uint32_t n = blockIdx.x * (RANK_ROWS_THREADS / a.lanes) + threadIdx.x / a.lanes;
@@ -60,6 +75,8 @@ extern "C" __global__ void __launch_bounds__(RANK_ROWS_THREADS)
             copy_unit(from + (int64_t)unit * UNIT, to + (int64_t)unit * TO_UNIT);
         else if (ACTION == RANK_ROWS_ADD)
             add_unit(from + (int64_t)unit * UNIT, to + (int64_t)unit * TO_UNIT);
+        else if (WIDENS)
+            widen_unit(from + (int64_t)unit * UNIT, to + (int64_t)unit * TO_UNIT);
         else
             round_unit(from + (int64_t)unit * UNIT, to + (int64_t)unit * TO_UNIT);
 }

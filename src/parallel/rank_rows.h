@@ -6,12 +6,14 @@
 
 #define RANK_ROWS_CONSTANTS(X)         \
     X(ACTION) /* one of those below */ \
-    X(UNIT)   /* bytes that a thread reads at once: 16, 4, or, of a copy, 2 or 1 */
+    X(UNIT)   /* bytes that a thread reads at once: 16, 4, or, of a copy, 2 or 1; widened: 16 or 2 */
 
-#define RANK_ROWS_COPY     0
-#define RANK_ROWS_ADD      1 /* float32 to float32 */
-#define RANK_ROWS_FLOAT16  2 /* float32 rounded */
-#define RANK_ROWS_BFLOAT16 3
+#define RANK_ROWS_COPY           0
+#define RANK_ROWS_ADD            1 /* float32 to float32 */
+#define RANK_ROWS_FLOAT16        2 /* float32 rounded */
+#define RANK_ROWS_BFLOAT16       3
+#define RANK_ROWS_WIDEN_FLOAT16  4 /* to float32 */
+#define RANK_ROWS_WIDEN_BFLOAT16 5
 
 #define RANK_ROWS_THREADS 256
 

@@ -82,12 +82,11 @@ void part_store(struct ranks_call *call, const struct part *to, fdm_dtype dtype,
 void part_add(struct ranks_call *call, const struct part *from, fdm_range heads, int64_t rows, char *sums,
               fdm_dtype dtype);
 
-/* The CPU's alone: rows of a 16-bit part, all heads, as float32 [rows][batches][heads][width]. */
-void part_widen(const struct part *from, fdm_dtype dtype, int64_t rows, float *to);
-/* sum += part, of float32 or float64. */
-void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype);
-/* An element of a floating-point dtype. */
-double element_value(const char *at, fdm_dtype dtype);
+/* Rows of a 16-bit part, all heads, as float32 [rows][batches][heads][width]. */
+void part_widen(struct ranks_call *call, const struct part *from, fdm_dtype dtype, int64_t rows, char *to);
+/* Those rows of two buffers of so many bytes a row: sums += parts. */
+void packed_add(struct ranks_call *call, char *sums, const char *parts, fdm_range rows, int64_t row_bytes,
+                fdm_dtype dtype);
 
 /* ---- ranks_stages.c ---- */
 

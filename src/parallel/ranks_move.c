@@ -58,11 +58,28 @@ char *call_take_slot(struct ranks_call *call, const struct part *part, struct he
 
 /* ---- moves ---- */
 
+/* sum += part, of float32 or float64. */
+static void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype) {
+    if (dtype == FDM_FLOAT64)
+        for (int64_t i = 0; i < bytes / 8; i++)
+            ((double *)(void *)sum)[i] += ((const double *)(const void *)part)[i];
+    else
+        for (int64_t i = 0; i < bytes / 4; i++)
+            ((float *)(void *)sum)[i] += ((const float *)(const void *)part)[i];
+}
+
+static float widened(uint16_t x, fdm_dtype dtype) {
+    return dtype == FDM_FLOAT16 ? float16_to_float(x) : bfloat16_to_float(x);
+}
+
 static void move_element(const struct move *m, const char *from, char *to) {
     if (m->action == MOVE_COPY)
         memcpy(to, from, (size_t)m->width);
     else if (m->action == MOVE_ADD)
         add_floats(to, from, m->width, m->dtype);
+    else if (m->action == MOVE_WIDEN)
+        for (int64_t d = 0; d < m->width / 2; d++)
+            ((float *)(void *)to)[d] = widened(((const uint16_t *)(const void *)from)[d], m->dtype);
     else
         for (int64_t d = 0; d < m->width / 4; d++)
             ((uint16_t *)(void *)to)[d] = m->dtype == FDM_FLOAT16
@@ -71,8 +88,7 @@ static void move_element(const struct move *m, const char *from, char *to) {
 }
 
 static void move_on_host(struct move m) {
-    const int64_t to_width = m.action == MOVE_ROUND ? m.width / 2 : m.width;
-    if (m.from.head == m.width && m.to.head == to_width) /* they touch */
+    if (m.from.head == m.width && m.to.head == move_to_width(&m)) /* they touch */
         m.width *= m.heads, m.heads = m.heads ? 1 : 0;
     for (int64_t i = 0; i < m.rows; i++)
         for (int64_t b = 0; b < m.batches; b++)
@@ -125,15 +141,6 @@ static void copy_part(struct ranks_call *call, const struct part *p, fdm_range r
     call_move(call, &move);
 }
 
-void add_floats(char *sum, const char *part, int64_t bytes, fdm_dtype dtype) {
-    if (dtype == FDM_FLOAT64)
-        for (int64_t i = 0; i < bytes / 8; i++)
-            ((double *)(void *)sum)[i] += ((const double *)(const void *)part)[i];
-    else
-        for (int64_t i = 0; i < bytes / 4; i++)
-            ((float *)(void *)sum)[i] += ((const float *)(const void *)part)[i];
-}
-
 void part_store(struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
                 char *sums, fdm_dtype sums_dtype) {
     const int64_t count = heads.end - heads.first;
@@ -163,23 +170,30 @@ void part_add(struct ranks_call *call, const struct part *from, fdm_range heads,
     call_move(call, &move);
 }
 
-double element_value(const char *at, fdm_dtype dtype) {
-    switch (dtype) {
-    case FDM_FLOAT16: return float16_to_float(*(const uint16_t *)(const void *)at);
-    case FDM_BFLOAT16: return bfloat16_to_float(*(const uint16_t *)(const void *)at);
-    case FDM_FLOAT32: return *(const float *)(const void *)at;
-    default: return *(const double *)(const void *)at;
-    }
+void part_widen(struct ranks_call *call, const struct part *from, fdm_dtype dtype, int64_t rows, char *to) {
+    const struct move move = {.action = MOVE_WIDEN,
+                              .dtype = dtype,
+                              .from = place_of(from, (fdm_range){0, rows}, (fdm_range){0, from->heads}),
+                              .to = packed_place(to, from->batches, from->heads, 2 * from->width),
+                              .rows = rows,
+                              .batches = from->batches,
+                              .heads = from->heads,
+                              .width = from->width};
+    call_move(call, &move);
 }
 
-void part_widen(const struct part *from, fdm_dtype dtype, int64_t rows, float *to) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t b = 0; b < from->batches; b++)
-            for (int64_t h = 0; h < from->heads; h++) {
-                const char *row = from->data + b * from->batch + i * from->row + h * from->head;
-                for (int64_t d = 0; d < from->width; d += fdm_dtype_bytes(dtype))
-                    *to++ = (float)element_value(row + d, dtype);
-            }
+void packed_add(struct ranks_call *call, char *sums, const char *parts, fdm_range rows, int64_t row_bytes,
+                fdm_dtype dtype) {
+    const int64_t first = rows.first * row_bytes;
+    const struct move move = {.action = MOVE_ADD,
+                              .dtype = dtype,
+                              .from = packed_place((char *)(uintptr_t)parts + first, 1, 1, row_bytes),
+                              .to = packed_place(sums + first, 1, 1, row_bytes),
+                              .rows = rows.end - rows.first,
+                              .batches = 1,
+                              .heads = 1,
+                              .width = row_bytes};
+    call_move(call, &move);
 }
 
 /* ---- messages ---- */

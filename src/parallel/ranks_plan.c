@@ -103,8 +103,7 @@ static int64_t count_fetched(fdm_ranks_plan *plan, const fdm_layout *keys, const
 static const char *why_no_ring(const fdm_ranks_plan *plan) {
     const fdm_problem *p = &plan->problem;
     const int is_16_bit = p->dtype == FDM_FLOAT16 || p->dtype == FDM_BFLOAT16;
-    return plan->device.id.type == FDM_CUDA                           ? "it runs on CPUs alone"
-           : p->needs_dbias                                           ? "the gradient of a bias is wanted"
+    return p->needs_dbias                                             ? "the gradient of a bias is wanted"
            : p->has_bias && is_16_bit && p->bias_dtype != FDM_FLOAT32 ? "the bias is not float32"
            : p->pass == FDM_BACKWARD && p->dtype == FDM_FLOAT64       ? "float64 has no gradients in parts"
                                                                       : NULL;
@@ -125,8 +124,9 @@ static fdm_status check_sums(const fdm_ranks_plan *plan) {
     const fdm_problem *p = &plan->problem;
     const int has_parts = p->needs_dk || p->needs_dv;
     if (plan->device.id.type == FDM_CUDA && p->dtype == FDM_FLOAT32 && has_parts)
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "q is float32; on CUDA devices dk and dv over ranks are of 16-bit tensors, but by ulysses");
+        return error_set(
+            FDM_ERROR_UNSUPPORTED,
+            "q is float32; on CUDA devices dk and dv over ranks are of 16-bit tensors, but by ulysses and the ring");
     return FDM_OK;
 }
 
@@ -169,7 +169,7 @@ static fdm_status choose_algorithm(fdm_ranks_plan *plan, const fdm_layout *rows,
                  "of one row of a batch the busiest rank receives %lld numbers by gather, %lld by ulysses",
                  (long long)by_keys, (long long)by_heads);
     plan->algorithm = wished ? wished : !why_not && by_heads < by_keys ? FDM_RANKS_ULYSSES : FDM_RANKS_GATHER;
-    return plan->algorithm == FDM_RANKS_ULYSSES ? FDM_OK : check_sums(plan);
+    return plan->algorithm == FDM_RANKS_ULYSSES || plan->algorithm == FDM_RANKS_RING ? FDM_OK : check_sums(plan);
 }
 
 /* ---- what follows ---- */
@@ -351,6 +351,14 @@ static uint64_t mask_hash_of(const fdm_rank_mask *m) {
     return hash_bytes(hash, m->interval_end, bytes);
 }
 
+static fdm_status intervals_to_device(fdm_ranks_plan *plan, int64_t lists) {
+    fdm_status status = pieces_to_device(&plan->pieces, lists, plan->device.id.index);
+    for (int32_t t = 0; plan->steps && t < plan->ranks; t++)
+        for (int64_t n = 0; !status && n < plan->steps[t].num_folds; n++)
+            status = pieces_to_device(&plan->steps[t].folds[n], lists, plan->device.id.index);
+    return status;
+}
+
 /* A plan of a device that is not there has none. */
 static fdm_status make_side(fdm_ranks_plan *plan) {
     const int32_t stages = plan->algorithm == FDM_RANKS_RING ? plan->ranks : plan->sets.count;
@@ -393,7 +401,7 @@ static fdm_status fill_plan(fdm_ranks_plan *plan, const fdm_layout *rows, const 
     if (!status && !options->other_kernel && plan->algorithm != FDM_RANKS_RING) /* whose parts are of another dtype */
         choose_kernel(plan);
     if (!status && plan->device.id.type == FDM_CUDA)
-        status = pieces_to_device(&plan->pieces, mask->num_lists ? mask->num_lists : 1, plan->device.id.index);
+        status = intervals_to_device(plan, mask->num_lists ? mask->num_lists : 1);
     if (!status)
         status = make_side(plan);
     return status ? status : count_workspace(plan);

@@ -22,6 +22,7 @@ struct piece {
     int32_t causal;
     int64_t left, right;
     int32_t *start, *end; /* NULL, or [lists][keys] */
+    int32_t sinks_alone;  /* 1: no keys but sinks, which lse counts */
 };
 
 /* What a mask or bias [B|1, h, rows, keys] has. */

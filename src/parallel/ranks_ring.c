@@ -1,7 +1,5 @@
 /* ranks_ring.c: attention by keys of one rank at a time. Each fold gives a part of the result of every row, in float32
  * or float64, and parts are merged in the order of steps. */
-#include <math.h>
-
 #include "base/error.h"
 #include "parallel/ranks_call.h"
 #include "problem/tensor.h"
@@ -18,19 +16,21 @@ struct ring {
     fdm_dtype wide, lse;
     struct heads heads;  /* all */
     struct part keys[4]; /* k, v, and a mask and a bias of keys */
-    char *buffers[4], *wide_keys[2];
+    char *buffers[RANKS_SLOTS_MAX][4], *wide_keys[2];
     int32_t num_keys, mask, bias; /* which part; -1: none */
     struct row_buffers rows;
-    char *sink; /* [sinks][heads], wide */
     struct part back[2];
-    char *parts[2], *sums[2]; /* of dk and dv, of a step and of all */
+    char *parts[RANKS_SLOTS_MAX][2], *sums[2]; /* of dk and dv, of a step and of all */
+    char *own[2];                              /* of a call, where it cannot add: those of its keys */
     fdm_tensor *outputs[2];
     int32_t num_back, dk, dv;
     char *staging;
-    struct view sink_view;
 };
 
 static int widens(const struct ring *r) { return r->wide != r->call->plan->problem.dtype; }
+/* Kernels of CUDA devices do not add to dk and dv of float32 tensors. */
+static int adds_itself(const struct ring *r) { return r->call->plan->device.id.type == FDM_CUDA; }
+static int32_t slot_of(const struct ring *r, int32_t step) { return step % r->call->plan->slots; }
 
 /* ---- buffers ---- */
 
@@ -40,9 +40,11 @@ static char *take_rows(struct ring *r, int64_t heads, int64_t width, fdm_dtype d
 }
 
 static void add_keys(struct ring *r, struct part part) {
+    const fdm_ranks_plan *plan = r->call->plan;
     r->keys[r->num_keys] = part;
-    r->buffers[r->num_keys++] =
-        call_take(r->call, r->call->plan->buffer_rows * part_row_bytes(r->call->plan, &part, r->heads));
+    for (int32_t slot = 0; slot < plan->slots; slot++)
+        r->buffers[slot][r->num_keys] = call_take(r->call, plan->buffer_rows * part_row_bytes(plan, &part, r->heads));
+    r->num_keys++;
 }
 
 static void take_keys(struct ring *r) {
@@ -67,8 +69,6 @@ static void take_row_buffers(struct ring *r) {
     const int backward = p->pass == FDM_BACKWARD;
     if (widens(r))
         b->q = take_rows(r, p->heads, p->head_dim, r->wide);
-    if (p->has_sink)
-        r->sink = call_take(r->call, p->num_sinks * p->heads * fdm_dtype_bytes(r->wide));
     if (!backward || widens(r))
         b->out = take_rows(r, p->heads, p->head_dim_v, r->wide);
     if (backward) {
@@ -94,23 +94,29 @@ static int32_t want(struct ring *r, int which, fdm_tensor *output) {
     part.width = output->shape[3] * fdm_dtype_bytes(r->wide);
     r->back[r->num_back] = part;
     r->outputs[r->num_back] = output;
-    r->parts[r->num_back] = call_take(r->call, plan->buffer_rows * part_row_bytes(plan, &part, r->heads));
-    r->sums[r->num_back] = call_take(r->call, plan->keys * part_row_bytes(plan, &part, r->heads));
+    const int64_t row = part_row_bytes(plan, &part, r->heads);
+    for (int32_t slot = 0; slot < plan->slots; slot++)
+        r->parts[slot][r->num_back] = call_take(r->call, plan->buffer_rows * row);
+    if (adds_itself(r))
+        r->own[r->num_back] = call_take(r->call, plan->buffer_rows * row);
+    r->sums[r->num_back] = call_take(r->call, plan->keys * row);
     return r->num_back++;
 }
 
-static struct travel travel_there_of(const struct ring *r, const struct ring_step *step) {
-    return (struct travel){&step->sends, &step->receives, r->keys, r->buffers, r->num_keys, r->heads};
+static struct travel travel_there_of(const struct ring *r, int32_t n) {
+    const struct ring_step *step = &r->call->plan->steps[n];
+    return (struct travel){&step->sends, &step->receives, r->keys, r->buffers[slot_of(r, n)], r->num_keys, r->heads};
 }
-static struct travel travel_back_of(const struct ring *r, const struct ring_step *step) {
-    return (struct travel){&step->sends, &step->receives, r->back, r->parts, r->num_back, r->heads};
+static struct travel travel_back_of(const struct ring *r, int32_t n) {
+    const struct ring_step *step = &r->call->plan->steps[n];
+    return (struct travel){&step->sends, &step->receives, r->back, r->parts[slot_of(r, n)], r->num_back, r->heads};
 }
 
 static void take_staging(struct ring *r) {
     const fdm_ranks_plan *plan = r->call->plan;
     int64_t most = 0;
     for (int32_t t = 0; t < plan->ranks; t++) {
-        const struct travel there = travel_there_of(r, &plan->steps[t]), back = travel_back_of(r, &plan->steps[t]);
+        const struct travel there = travel_there_of(r, t), back = travel_back_of(r, t);
         const int64_t bytes[] = {travel_bytes(r->call, &there), travel_bytes(r->call, &back)};
         for (int n = 0; n < 2; n++)
             most = bytes[n] > most ? bytes[n] : most;
@@ -122,44 +128,22 @@ static void take_staging(struct ring *r) {
 
 static void widen_rows(const struct ring *r, const fdm_tensor *t, char *to) {
     const struct part part = part_of_matrix(t);
-    if (!r->call->counting)
-        part_widen(&part, fdm_dtype_of(t), t->shape[1], (float *)(void *)to);
+    part_widen(r->call, &part, fdm_dtype_of(t), t->shape[1], to);
 }
 
-static void widen_keys(const struct ring *r, const struct ring_step *step) {
+static void widen_keys(const struct ring *r, int32_t step) {
     const fdm_problem *p = &r->call->plan->problem;
-    for (int n = 0; !r->call->counting && widens(r) && n < 2; n++) {
-        const int64_t width = n ? p->head_dim_v : p->head_dim, unit = fdm_dtype_bytes(p->dtype);
-        const struct part packed = {.data = r->buffers[n],
-                                    .batch = p->heads_kv * width * unit,
-                                    .row = p->batch * p->heads_kv * width * unit,
-                                    .head = width * unit,
+    for (int n = 0; widens(r) && n < 2; n++) {
+        const int64_t width = (n ? p->head_dim_v : p->head_dim) * fdm_dtype_bytes(p->dtype);
+        const struct part packed = {.data = r->buffers[slot_of(r, step)][n],
+                                    .batch = p->heads_kv * width,
+                                    .row = p->batch * p->heads_kv * width,
+                                    .head = width,
                                     .batches = p->batch,
                                     .heads = p->heads_kv,
-                                    .width = width * unit};
-        part_widen(&packed, p->dtype, step->buffer_rows, (float *)(void *)r->wide_keys[n]);
+                                    .width = width};
+        part_widen(r->call, &packed, p->dtype, r->call->plan->steps[step].buffer_rows, r->wide_keys[n]);
     }
-}
-
-/* Of [H] or [n, H], into [n][H]. */
-static fdm_tensor *widen_sink(struct ring *r) {
-    const fdm_tensor *t = r->call->tensors->sink;
-    const fdm_problem *p = &r->call->plan->problem;
-    if (!t)
-        return NULL;
-    for (int64_t n = 0; !r->call->counting && n < p->num_sinks; n++)
-        for (int64_t h = 0; h < p->heads; h++) {
-            const int64_t at = n * (t->ndim > 1 ? tensor_stride(t, 0) : 0) + h * tensor_stride(t, t->ndim - 1);
-            const double value = element_value(tensor_data(t) + at * fdm_dtype_bytes(fdm_dtype_of(t)), fdm_dtype_of(t));
-            if (r->wide == FDM_FLOAT64)
-                ((double *)(void *)r->sink)[n * p->heads + h] = value;
-            else
-                ((float *)(void *)r->sink)[n * p->heads + h] = (float)value;
-        }
-    r->sink_view = (struct view){.shape = {p->num_sinks, p->heads}, .strides = {p->heads, 1}};
-    r->sink_view.tensor = (fdm_tensor){
-        r->sink, r->call->plan->device.id, 2, fdm_data_type_of(r->wide), r->sink_view.shape, r->sink_view.strides, 0};
-    return &r->sink_view.tensor;
 }
 
 /* ---- one call ---- */
@@ -177,27 +161,28 @@ static fdm_tensor *rows_view(const struct ring *r, struct view *view, char *buff
 }
 
 static fdm_tensor *scores_view(const struct ring *r, struct view *view, const fdm_tensor *t, enum scores_kind kind,
-                               int32_t part, const struct piece *piece) {
+                               int32_t part, const struct piece *piece, int32_t slot) {
     if (kind == SCORES_NONE)
         return NULL;
     if (kind != SCORES_OF_KEYS)
         return view_scores(view, t, (fdm_range){0, t->shape[1]}, piece->rows, piece->columns);
-    return view_buffer_keys(view, r->buffers[part], fdm_dtype_of(t), r->call, t->shape[0], piece->keys, t->shape[1]);
+    return view_buffer_keys(view, r->buffers[slot][part], fdm_dtype_of(t), r->call, t->shape[0], piece->keys,
+                            t->shape[1]);
 }
 
-static void fill_inputs(const struct ring *r, struct ring_views *v, const struct piece *piece, fdm_tensors *made) {
+static void fill_inputs(const struct ring *r, struct ring_views *v, const struct piece *piece, int32_t slot,
+                        fdm_tensors *made) {
     const struct ranks_call *call = r->call;
     const fdm_problem *p = &call->plan->problem;
     const fdm_tensors *t = call->tensors;
     const fdm_range all_kv = {0, p->heads_kv};
-    char *const k = widens(r) ? r->wide_keys[0] : r->buffers[0], *const value =
-                                                                     widens(r) ? r->wide_keys[1] : r->buffers[1];
+    char *const *keys = widens(r) ? r->wide_keys : r->buffers[slot];
     *made = (fdm_tensors){.struct_bytes = sizeof *made};
     made->q = rows_view(r, &v->q, r->rows.q, t->q, piece->rows);
-    made->k = view_buffer(&v->k, k, r->wide, call, p->batch, piece->keys, p->heads_kv, p->head_dim);
-    made->v = view_buffer(&v->v, value, r->wide, call, p->batch, piece->keys, p->heads_kv, p->head_dim_v);
-    made->mask = scores_view(r, &v->mask, t->mask, call->plan->mask_kind, r->mask, piece);
-    made->bias = scores_view(r, &v->bias, t->bias, call->plan->bias_kind, r->bias, piece);
+    made->k = view_buffer(&v->k, keys[0], r->wide, call, p->batch, piece->keys, p->heads_kv, p->head_dim);
+    made->v = view_buffer(&v->v, keys[1], r->wide, call, p->batch, piece->keys, p->heads_kv, p->head_dim_v);
+    made->mask = scores_view(r, &v->mask, t->mask, call->plan->mask_kind, r->mask, piece, slot);
+    made->bias = scores_view(r, &v->bias, t->bias, call->plan->bias_kind, r->bias, piece, slot);
     view_intervals(v->intervals, call, piece, all_kv, made);
 }
 
@@ -220,7 +205,7 @@ static fdm_status merge_part(const struct ring *r, int has_low) {
     m.lse_low1 = m.lse_low = numbers_view(r, &v[3], b->lse_low, rows);
     m.lse2 = numbers_view(r, &v[4], b->part_lse, rows);
     m.lse_low2 = has_low ? numbers_view(r, &v[5], b->part_low, rows) : NULL;
-    return r->call->counting ? FDM_OK : fdm_merge(&m, NULL);
+    return r->call->counting ? FDM_OK : fdm_merge(&m, r->call->stream);
 }
 
 static void clear(const struct ring *r, char *buffer, int64_t heads, int64_t width, fdm_dtype dtype) {
@@ -229,23 +214,41 @@ static void clear(const struct ring *r, char *buffer, int64_t heads, int64_t wid
         call_clear(r->call, buffer, plan->rows * plan->problem.batch * heads * width * fdm_dtype_bytes(dtype));
 }
 
-static fdm_status run_fold(struct ring *r, const struct pieces *fold, int is_first) {
+/* The output of a call on rows: the result, of the first fold, or a part. */
+static void fill_outputs(const struct ring *r, struct ring_views *v, fdm_range rows, int is_first, fdm_tensors *t) {
     const fdm_problem *p = &r->call->plan->problem;
     const struct row_buffers *b = &r->rows;
-    const int has_low = p->has_bias;
+    t->out = view_buffer(&v->out, is_first ? b->out : b->part_out, r->wide, r->call, p->batch, rows, p->heads,
+                         p->head_dim_v);
+    t->lse = numbers_view(r, &v->lse, is_first ? b->lse : b->part_lse, rows);
+    t->lse_low = p->has_bias ? numbers_view(r, &v->lse_low, is_first ? b->lse_low : b->part_low, rows) : NULL;
+}
+
+static fdm_status forward_step(void *context, int32_t step) {
+    struct ring *r = context;
+    const fdm_ranks_plan *plan = r->call->plan;
     fdm_status status = FDM_OK;
-    for (int64_t i = 0; !status && i < fold->count; i++) {
-        const struct piece *piece = &fold->data[i];
-        struct ring_views v;
-        fdm_tensors t;
-        fill_inputs(r, &v, piece, &t);
-        t.out = view_buffer(&v.out, is_first ? b->out : b->part_out, r->wide, r->call, p->batch, piece->rows, p->heads,
-                            p->head_dim_v);
-        t.lse = numbers_view(r, &v.lse, is_first ? b->lse : b->part_lse, piece->rows);
-        t.lse_low = has_low ? numbers_view(r, &v.lse_low, is_first ? b->lse_low : b->part_low, piece->rows) : NULL;
-        status = call_attention(r->call, &t, piece, 0);
+    widen_keys(r, step);
+    for (int64_t n = 0; !status && n < plan->steps[step].num_folds; n++) {
+        const struct pieces *fold = &plan->steps[step].folds[n];
+        const int is_first = step == 0 && n == 0;
+        for (int64_t i = 0; !status && i < fold->count; i++) {
+            struct ring_views v;
+            fdm_tensors t;
+            fill_inputs(r, &v, &fold->data[i], slot_of(r, step), &t);
+            fill_outputs(r, &v, fold->data[i].rows, is_first, &t);
+            status = call_attention(r->call, &t, &fold->data[i], 0);
+        }
+        if (!status && !is_first)
+            status = merge_part(r, plan->problem.has_bias);
     }
-    return status || is_first ? status : merge_part(r, has_low);
+    return status;
+}
+
+static fdm_status send_step(void *context, int32_t step) {
+    const struct ring *r = context;
+    const struct travel there = travel_there_of(r, step);
+    return travel_there(r->call, &there, r->staging);
 }
 
 static void store_numbers(struct ring *r) {
@@ -260,46 +263,30 @@ static void store_numbers(struct ring *r) {
     }
 }
 
-static double sink_value(const struct ring *r, int64_t n, int64_t h) {
-    const int64_t at = n * r->call->plan->problem.heads + h;
-    return element_value(r->sink + at * fdm_dtype_bytes(r->wide), r->wide);
-}
-
-/* Sinks are keys without a value that every row sees: one more part. */
+/* Sinks are keys without a value that every row sees: one more part, of a call without other keys. */
 static fdm_status merge_sinks(struct ring *r) {
-    const fdm_problem *p = &r->call->plan->problem;
-    const int64_t rows = r->call->plan->rows * p->batch;
-    clear(r, r->rows.part_out, p->heads, p->head_dim_v, r->wide);
-    widen_sink(r);
-    for (int64_t h = 0; !r->call->counting && h < p->heads; h++) {
-        double largest = -INFINITY, sum = 0;
-        for (int64_t n = 0; n < p->num_sinks; n++)
-            largest = fmax(largest, sink_value(r, n, h));
-        for (int64_t n = 0; n < p->num_sinks; n++)
-            sum += exp(sink_value(r, n, h) - largest);
-        for (int64_t i = 0; i < rows; i++)
-            if (r->lse == FDM_FLOAT64)
-                ((double *)(void *)r->rows.part_lse)[i * p->heads + h] = largest + log(sum);
-            else
-                ((float *)(void *)r->rows.part_lse)[i * p->heads + h] = (float)(largest + log(sum));
-    }
-    return merge_part(r, 0);
+    const struct ranks_call *call = r->call;
+    const fdm_problem *p = &call->plan->problem;
+    const struct piece piece = {.rows = {0, call->plan->rows}, .left = -1, .right = -1, .sinks_alone = 1};
+    struct ring_views v;
+    fdm_tensors t;
+    fill_inputs(r, &v, &piece, 0, &t);
+    t.mask = t.bias = NULL;
+    t.sink = call->tensors->sink;
+    fill_outputs(r, &v, piece.rows, 0, &t);
+    t.lse_low = NULL;
+    if (p->batch * call->plan->rows == 0)
+        return FDM_OK;
+    const fdm_status status = call_attention(r->call, &t, &piece, 0);
+    return status ? status : merge_part(r, 0);
 }
 
 static fdm_status forward(struct ring *r) {
     const fdm_ranks_plan *plan = r->call->plan;
     const fdm_problem *p = &plan->problem;
-    fdm_status status = FDM_OK;
+    const struct stages stages = {r, plan->ranks, send_step, forward_step, NULL};
     clear(r, r->rows.lse_low, p->heads, 1, r->lse);
-    for (int32_t t = 0; !status && t < plan->ranks; t++) {
-        const struct ring_step *step = &plan->steps[t];
-        const struct travel there = travel_there_of(r, step);
-        status = travel_there(r->call, &there, r->staging);
-        if (!status)
-            widen_keys(r, step);
-        for (int64_t n = 0; !status && n < step->num_folds; n++)
-            status = run_fold(r, &step->folds[n], t == 0 && n == 0);
-    }
+    fdm_status status = stages_run(r->call, &stages);
     if (status)
         return status;
     if (p->lse_without_sink)
@@ -315,16 +302,25 @@ static fdm_status forward(struct ring *r) {
 
 /* ---- backward ---- */
 
-static fdm_status run_backward_piece(struct ring *r, const struct piece *piece, fdm_tensor *sink) {
-    const struct ranks_call *call = r->call;
+/* dk or dv of a call's keys: in the step's part, or beside it. */
+static fdm_tensor *gradient_view(const struct ring *r, struct view *view, int32_t which, fdm_range keys, int32_t slot,
+                                 int64_t width) {
+    const fdm_problem *p = &r->call->plan->problem;
+    return which < 0 ? NULL
+                     : view_buffer(view, adds_itself(r) ? r->own[which] : r->parts[slot][which], r->wide, r->call,
+                                   p->batch, keys, p->heads_kv, width);
+}
+
+static fdm_status run_backward_piece(struct ring *r, const struct piece *piece, int32_t slot) {
+    struct ranks_call *call = r->call;
     const fdm_problem *p = &call->plan->problem;
     const fdm_tensors *own = call->tensors;
     const fdm_range heads = {0, p->heads};
     const struct row_buffers *b = &r->rows;
     struct ring_views v;
     fdm_tensors t;
-    fill_inputs(r, &v, piece, &t);
-    t.sink = sink;
+    fill_inputs(r, &v, piece, slot, &t);
+    t.sink = own->sink;
     t.out = rows_view(r, &v.out, b->out, own->out, piece->rows);
     t.dout = rows_view(r, &v.dout, b->dout, own->dout, piece->rows);
     t.lse = view_rows(&v.lse, own->lse, piece->rows, heads);
@@ -332,16 +328,18 @@ static fdm_status run_backward_piece(struct ring *r, const struct piece *piece, 
     t.dlse = view_rows(&v.dlse, own->dlse, piece->rows, heads);
     if (b->dq)
         t.dq = view_buffer(&v.dq, b->part_dq, r->wide, call, p->batch, piece->rows, p->heads, p->head_dim);
-    if (r->dk >= 0)
-        t.dk = view_buffer(&v.dk, r->parts[r->dk], r->wide, call, p->batch, piece->keys, p->heads_kv, p->head_dim);
-    if (r->dv >= 0)
-        t.dv = view_buffer(&v.dv, r->parts[r->dv], r->wide, call, p->batch, piece->keys, p->heads_kv, p->head_dim_v);
-    const fdm_status status = call_attention(r->call, &t, piece, r->num_back > 0);
-    const int64_t row = p->batch * p->heads * p->head_dim * fdm_dtype_bytes(r->wide);
-    if (!status && b->dq && !call->counting)
-        add_floats(b->dq + piece->rows.first * row, b->part_dq + piece->rows.first * row,
-                   (piece->rows.end - piece->rows.first) * row, r->wide);
-    return status;
+    t.dk = gradient_view(r, &v.dk, r->dk, piece->keys, slot, p->head_dim);
+    t.dv = gradient_view(r, &v.dv, r->dv, piece->keys, slot, p->head_dim_v);
+    const fdm_status status = call_attention(call, &t, piece, r->num_back > 0 && !adds_itself(r));
+    if (status)
+        return status;
+    if (b->dq)
+        packed_add(call, b->dq, b->part_dq, piece->rows, p->batch * p->heads * p->head_dim * fdm_dtype_bytes(r->wide),
+                   r->wide);
+    for (int32_t n = 0; adds_itself(r) && n < r->num_back; n++)
+        packed_add(call, r->parts[slot][n], r->own[n], piece->keys, part_row_bytes(call->plan, &r->back[n], r->heads),
+                   r->wide);
+    return FDM_OK;
 }
 
 static void clear_keys(const struct ring *r, char *const *buffers, int64_t rows) {
@@ -349,16 +347,24 @@ static void clear_keys(const struct ring *r, char *const *buffers, int64_t rows)
         call_clear(r->call, buffers[n], rows * part_row_bytes(r->call->plan, &r->back[n], r->heads));
 }
 
-static fdm_status backward_step(struct ring *r, const struct ring_step *step, fdm_tensor *sink) {
-    const struct travel there = travel_there_of(r, step), back = travel_back_of(r, step);
-    fdm_status status = travel_there(r->call, &there, r->staging);
-    if (!status)
-        widen_keys(r, step);
-    clear_keys(r, r->parts, step->buffer_rows);
+static fdm_status backward_step(void *context, int32_t number) {
+    struct ring *r = context;
+    const struct ring_step *step = &r->call->plan->steps[number];
+    const int32_t slot = slot_of(r, number);
+    fdm_status status = FDM_OK;
+    widen_keys(r, number);
+    clear_keys(r, r->parts[slot], step->buffer_rows);
     for (int64_t n = 0; !status && n < step->num_folds; n++)
         for (int64_t i = 0; !status && i < step->folds[n].count; i++)
-            status = run_backward_piece(r, &step->folds[n].data[i], sink);
-    if (!status && r->num_back && !(status = travel_back(r->call, &back, r->staging)))
+            status = run_backward_piece(r, &step->folds[n].data[i], slot);
+    return status;
+}
+
+static fdm_status return_step(void *context, int32_t step) {
+    struct ring *r = context;
+    const struct travel back = travel_back_of(r, step);
+    const fdm_status status = travel_back(r->call, &back, r->staging);
+    if (!status)
         travel_add(r->call, &back, r->staging, r->sums);
     return status;
 }
@@ -367,16 +373,14 @@ static fdm_status backward(struct ring *r) {
     const fdm_ranks_plan *plan = r->call->plan;
     const fdm_problem *p = &plan->problem;
     const fdm_tensors *t = r->call->tensors;
-    fdm_tensor *sink = widen_sink(r);
-    fdm_status status = FDM_OK;
+    const struct stages stages = {r, plan->ranks, send_step, backward_step, r->num_back ? return_step : NULL};
     if (widens(r)) {
         widen_rows(r, t->out, r->rows.out);
         widen_rows(r, t->dout, r->rows.dout);
     }
     clear(r, r->rows.dq, p->heads, p->head_dim, r->wide);
     clear_keys(r, r->sums, plan->keys);
-    for (int32_t n = 0; !status && n < plan->ranks; n++)
-        status = backward_step(r, &plan->steps[n], sink);
+    const fdm_status status = stages_run(r->call, &stages);
     if (status)
         return status;
     for (int32_t n = 0; n < r->num_back; n++) {

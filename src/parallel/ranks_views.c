@@ -130,6 +130,7 @@ fdm_status call_attention(struct ranks_call *call, const fdm_tensors *tensors, c
     options.sm_margin = plan->sm_margin;
     options.executor = call->launch ? call->launch->executor : NULL;
     options.add_dkv = add_dkv;
+    options.lse_without_sink = options.lse_without_sink && !piece->sinks_alone;
     options.kernel = *plan->choice ? plan->choice : NULL;
     fdm_status status = fdm_describe(plan->problem.pass, tensors, &options, &problem);
     if (status)

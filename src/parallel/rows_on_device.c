@@ -25,17 +25,27 @@ static int32_t unit_of(const struct move *m, int rounds) {
     const int64_t from = bits_of(&m->from, m) | m->width, to = bits_of(&m->to, m);
     if (from % 16 == 0 && to % (rounds ? 8 : 16) == 0)
         return 16;
+    if (m->action == MOVE_WIDEN)
+        return 2;
     if (m->action != MOVE_COPY || (from | to) % 4 == 0)
         return 4;
     return (from | to) % 2 == 0 ? 2 : 1;
 }
 
+static int32_t action_of(const struct move *m) {
+    const int half = m->dtype == FDM_FLOAT16;
+    switch (m->action) {
+    case MOVE_ROUND: return half ? RANK_ROWS_FLOAT16 : RANK_ROWS_BFLOAT16;
+    case MOVE_WIDEN: return half ? RANK_ROWS_WIDEN_FLOAT16 : RANK_ROWS_WIDEN_BFLOAT16;
+    case MOVE_ADD: return RANK_ROWS_ADD;
+    default: return RANK_ROWS_COPY;
+    }
+}
+
 fdm_status rows_on_device(int32_t device, const struct move *move, void *stream) {
     struct move m = *move;
     struct cuda_kernel_request request;
-    const int rounds = m.action == MOVE_ROUND;
-    const int64_t to_width = rounds ? m.width / 2 : m.width;
-    if (m.heads > 1 && m.from.head == m.width && m.to.head == to_width) /* they touch */
+    if (m.heads > 1 && m.from.head == m.width && m.to.head == move_to_width(&m)) /* they touch */
         m.width *= m.heads, m.heads = 1;
     const int64_t count = m.rows * m.batches * m.heads;
     if (count <= 0 || m.width <= 0)
@@ -44,10 +54,7 @@ fdm_status rows_on_device(int32_t device, const struct move *move, void *stream)
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "%lld rows of %lld bytes travel at once; CUDA devices take fewer than 2^31 of both",
                          (long long)count, (long long)m.width);
-    const int32_t unit = unit_of(&m, rounds),
-                  action = rounds                 ? m.dtype == FDM_FLOAT16 ? RANK_ROWS_FLOAT16 : RANK_ROWS_BFLOAT16
-                           : m.action == MOVE_ADD ? RANK_ROWS_ADD
-                                                  : RANK_ROWS_COPY;
+    const int32_t unit = unit_of(&m, m.action == MOVE_ROUND);
     struct rank_rows_params params = {.from = side_of(&m.from),
                                       .to = side_of(&m.to),
                                       .count = (uint32_t)count,
@@ -58,6 +65,6 @@ fdm_status rows_on_device(int32_t device, const struct move *move, void *stream)
     while (params.lanes < params.units && params.lanes < RANK_ROWS_THREADS)
         params.lanes *= 2;
     const uint32_t per_block = RANK_ROWS_THREADS / params.lanes;
-    rank_rows_request(action, unit, &request);
+    rank_rows_request(action_of(&m), unit, &request);
     return cuda_run(device, &request, (params.count + per_block - 1) / per_block, &params, sizeof params, stream);
 }

@@ -13,6 +13,7 @@ enum move_action {
     MOVE_COPY,
     MOVE_ADD,   /* dtype: float32 or float64 */
     MOVE_ROUND, /* float32 to dtype, of 16 bits */
+    MOVE_WIDEN  /* dtype, of 16 bits, to float32 */
 };
 struct move {
     enum move_action action;
@@ -20,6 +21,11 @@ struct move {
     struct rows_place from, to;
     int64_t rows, batches, heads, width; /* width: bytes of an element of `from` */
 };
+
+/* Bytes of an element of `to`. */
+static inline int64_t move_to_width(const struct move *move) {
+    return move->action == MOVE_ROUND ? move->width / 2 : move->action == MOVE_WIDEN ? move->width * 2 : move->width;
+}
 
 void rank_rows_request(int32_t action, int32_t unit, struct cuda_kernel_request *request);
 /* Enqueues; no float64. */

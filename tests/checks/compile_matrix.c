@@ -29,6 +29,8 @@
 #include "masks/key_bias/key_bias_on_device.h"
 #include "masks/slots/slots_on_device.h"
 #include "masks/topk/topk_on_device.h"
+#include "parallel/rank_rows.h"
+#include "parallel/rows_on_device.h"
 #include "subjects.h"
 
 /* ---- the list of distinct compilations ---- */
@@ -461,6 +463,19 @@ static void add_merge(const char *arch) {
     }
 }
 
+static void add_rank_rows(const char *arch) {
+    static const int32_t units[] = {16, 4, 2, 1};
+    struct cuda_kernel_request request;
+    for (int32_t action = RANK_ROWS_COPY; action <= RANK_ROWS_WIDEN_BFLOAT16; action++)
+        for (int32_t i = 0; i < 4; i++) {
+            const int widens = action >= RANK_ROWS_WIDEN_FLOAT16;
+            if (action != RANK_ROWS_COPY && units[i] != 16 && units[i] != (widens ? 2 : 4))
+                continue;
+            rank_rows_request(action, units[i], &request);
+            add_job(arch, &request);
+        }
+}
+
 static void add_masks(const char *arch) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     struct cuda_kernel_request request;
@@ -520,6 +535,7 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
             list_companions(arch, kernel, every_variant, add_job);
         if (!kernel && !listing_variants) {
             add_merge(arch);
+            add_rank_rows(arch);
             add_masks(arch);
             add_by_name(arch, seed);
         }

@@ -196,6 +196,7 @@ enum { MEMORY_BYTES = 9 * ROWS * HEADS * HEAD_DIM * 2 };
 struct execution {
     struct rank *rank;
     fdm_pass pass;
+    fdm_rank_algorithm algorithm;
     char stream; /* its address is the rank's own */
 };
 
@@ -203,7 +204,7 @@ static fdm_status plan_execution(const struct execution *e, char *memory, fdm_ra
     const fdm_layout_wish wish = {
         .struct_bytes = sizeof wish, .kind = FDM_LAYOUT_ZIGZAG, .ranks = RANKS, .total = ROWS, .block = 16};
     const fdm_ranks_options options = {
-        .struct_bytes = sizeof options, .rank = e->rank->rank, .algorithm = FDM_RANKS_GATHER};
+        .struct_bytes = sizeof options, .rank = e->rank->rank, .algorithm = e->algorithm};
     fdm_options call = fdm_options_default();
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_rank_mask mask = fdm_rank_mask_default();
@@ -266,7 +267,7 @@ static void *run_execution(void *argument) {
 }
 
 /* Of how many ranks the execution failed. */
-static int execute_all(struct rank *ranks, fdm_pass pass) {
+static int execute_all(struct rank *ranks, fdm_pass pass, fdm_rank_algorithm algorithm) {
     static struct execution each[RANKS]; /* streams keep their addresses */
     pthread_t threads[RANKS];
     uint8_t id[FDM_NCCL_ID_BYTES];
@@ -276,7 +277,7 @@ static int execute_all(struct rank *ranks, fdm_pass pass) {
         ranks[r].rank = r;
         ranks[r].status = status;
         memcpy(ranks[r].id, id, sizeof id);
-        each[r] = (struct execution){&ranks[r], pass, 0};
+        each[r] = (struct execution){&ranks[r], pass, algorithm, 0};
         if (!status)
             assert_int_equal(pthread_create(&threads[r], NULL, run_execution, &each[r]), 0);
     }
@@ -293,9 +294,10 @@ static int execute_all(struct rank *ranks, fdm_pass pass) {
 
 static void executes_plans(void) {
     use_fake_compiler();
-    for (int pass = 0; pass < 2; pass++) {
+    for (int n = 0; n < 6; n++) {
+        static const fdm_rank_algorithm algorithms[] = {FDM_RANKS_GATHER, FDM_RANKS_BOTH, FDM_RANKS_RING};
         struct rank ranks[RANKS] = {{0}};
-        if (execute_all(ranks, (fdm_pass)pass))
+        if (execute_all(ranks, (fdm_pass)(n % 2), algorithms[n / 2]))
             fail_msg("%s; %s; %s", ranks[0].sentence, ranks[1].sentence, ranks[2].sentence);
         assert_int_equal(fake_driver()->live().allocations, 0);
     }
@@ -408,7 +410,7 @@ static void sets_travel_while_others_are_computed(void) {
         const int64_t from = fake_driver()->num_orders();
         int num_sides = 0;
         h = (struct history){0};
-        assert_int_equal(execute_all(ranks, (fdm_pass)pass), 0);
+        assert_int_equal(execute_all(ranks, (fdm_pass)pass, FDM_RANKS_GATHER), 0);
         for (int64_t n = from; n < fake_driver()->num_orders(); n++) {
             const struct fake_order order = fake_driver()->order(n);
             follow(&h, &order);
@@ -435,18 +437,20 @@ static void sets_travel_while_others_are_computed(void) {
 }
 
 /* Whatever call of NCCL or of the driver fails, every rank ends, and none of them waits for ever. */
-static void a_call_of_nccl_fails(void) {
+static void a_call_of_nccl_fails_by(fdm_rank_algorithm algorithm) {
     struct rank ranks[RANKS] = {{0}};
     use_fake_compiler();
-    const int failed = execute_all(ranks, FDM_BACKWARD);
+    const int failed = execute_all(ranks, FDM_BACKWARD, algorithm);
     const char *injected = nccl()->injected();
     scenario_past_the_end = !*injected;
     assert_int_equal(failed > 0, *injected && strcmp(injected, "ncclCommAbort") && strcmp(injected, "ncclCommDestroy"));
 }
+static void a_call_of_nccl_fails(void) { a_call_of_nccl_fails_by(FDM_RANKS_GATHER); }
+static void a_call_of_nccl_fails_in_the_ring(void) { a_call_of_nccl_fails_by(FDM_RANKS_RING); }
 static void a_call_of_the_driver_fails(void) {
     struct rank ranks[RANKS] = {{0}};
     use_fake_compiler();
-    const int failed = execute_all(ranks, FDM_FORWARD);
+    const int failed = execute_all(ranks, FDM_FORWARD, FDM_RANKS_GATHER);
     scenario_past_the_end = !*fake_driver()->injected();
     assert_true(!failed || !scenario_past_the_end);
 }
@@ -479,6 +483,7 @@ int main(int argc, char **argv) {
         {"executes_plans", executes_plans, NULL, 0},
         {"sets_travel_while_others_are_computed", sets_travel_while_others_are_computed, NULL, 0},
         {"a_call_of_nccl_fails", a_call_of_nccl_fails, "FAKE_NCCL_FAIL=*:3:%", 1},
+        {"a_call_of_nccl_fails_in_the_ring", a_call_of_nccl_fails_in_the_ring, "FAKE_NCCL_FAIL=*:3:%", 1},
         {"a_launch_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuLaunchKernelEx:999:%", 1},
         {"making_a_stream_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuStreamCreateWithPriority:999:%", 1},
         {"making_an_event_fails", a_call_of_the_driver_fails, "FAKE_CUDA_FAIL=cuEventCreate:999:%", 1},

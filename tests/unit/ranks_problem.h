@@ -183,6 +183,7 @@ static void draw_tensors(struct problem *p) {
     }
     if (!backward && draw(4) == 0)
         make(p, SINK, p->dtype, 2, 1, h, 0, 0, -1, -1);
+    p->options.lse_without_sink = p->all[SINK].data && draw(2);
     if (!backward)
         return;
     make(p, DOUT, p->dtype, 4, b, sq, h, p->dim_v, 1, -1);
