@@ -21,10 +21,10 @@
 #include "families/mma/backward/mma_backward_staged.cuh"
 
 /* Releases the block's semaphores where a sequence has no keys for it: blocks of other sequences may wait for them. */
-__device__ __forceinline__ void hand_on_all(const struct gpu_backward_params &a, const struct place &at) {
+__device__ __forceinline__ void release_all(const struct gpu_backward_params &a, const struct place &at) {
     for (int g = 0; g < num_heads(a); g++) {
-        struct turns turns = {0, NO_ROW};
-        hand_on_rest(turns, a, at, {0, 0, 0, 0}, at.part * num_heads(a) + g);
+        struct unreleased unreleased = {0, NO_ROW};
+        release_rest(unreleased, a, at, {0, 0, 0, 0}, at.part * num_heads(a) + g);
     }
 }
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_head(struct carried &carried, const struct m
     }
     const struct walk all = plan_walk(a, at), walk = KEYED ? narrow(all, tiles.keys, tiles.rows) : all;
     if (DETERMINISTIC)
-        carried.turns = first_turns(plan_walk(a, at));
+        carried.unreleased = first_unreleased(plan_walk(a, at));
     const struct work on = {params, at, tiles, walk, values, h, carried.spoiled};
     if (RING)
         walk_ring(carried, on);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_head(struct carried &carried, const struct m
     cp_async_wait<0>();
     __syncthreads();
     if (DETERMINISTIC)
-        hand_on_rest(carried.turns, a, at, plan_walk(a, at), h);
+        release_rest(carried.unreleased, a, at, plan_walk(a, at), h);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
@@ -87,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     const struct tiles tiles = lay_out(shared_address(shared));
     const struct place at = find_block(params, (int *)shared);
     if (at.first_key >= at.seqlen_k) {
-        if (TURNS_DBIAS && UNEVEN)
-            hand_on_all(a, at);
+        if (ORDERED_DBIAS && UNEVEN)
+            release_all(a, at);
         return;
     }
     value_fragments values;

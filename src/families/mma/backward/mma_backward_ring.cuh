@@ -50,7 +50,7 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
             add_own(carried.sums, on, {stage, staged, row, 0, TWO_BODIES || partial, false});
         mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the stage before */
         if (DETERMINISTIC)
-            hand_on_before(carried.turns, a, at, h, row);
+            release_before(carried.unreleased, a, at, h, row);
         const int last = following(on, RING == 3 ? next : row);
         carried.ring.slot = slot_after(carried.ring.slot);
         carried.ring.parity ^= carried.ring.slot == 0;

@@ -75,7 +75,7 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
 #define LATE_TURN (HALF_BLOCK && !RING)
 __device__ __forceinline__ void await_dbias_turn(bool here, const struct gpu_backward_params &a, const struct place &at,
                                                  int h, int row) {
-    if (TURNS_DBIAS && here)
+    if (ORDERED_DBIAS && here)
         wait_semaphore(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
 }
 

@@ -38,32 +38,32 @@ __device__ __forceinline__ int my_dbias_turn(const struct gpu_backward_params &a
 }
 
 /* The semaphores of a head that the block has yet to release. */
-struct turns {
+struct unreleased {
     int row, added; /* the first rows of them; rows to which the block has added */
 };
 /* Rows of the sequence that take part: those of the walk; where lengths differ and batches share a bias, all. */
-__device__ __forceinline__ struct turns first_turns(const struct walk &w) {
-    return {TURNS_DBIAS && UNEVEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
+__device__ __forceinline__ struct unreleased first_unreleased(const struct walk &w) {
+    return {ORDERED_DBIAS && UNEVEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
 }
 /* Releases the semaphores of rows before `end`, when all warps have added to them. Where nothing was added the block
  * waits for its number first. */
-__device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_backward_params &a,
-                                        const struct place &at, const struct walk &w, int h, int end) {
+__device__ __forceinline__ void release_up_to(struct unreleased &unreleased, const struct gpu_backward_params &a,
+                                              const struct place &at, const struct walk &w, int h, int end) {
     if (threadIdx.x != 0)
         return;
     h = opaque(h);
 #pragma unroll 1
-    for (; turns.row < end; turns.row += SUB_ROWS) {
-        const int row = turns.row;
-        const bool walked = !(TURNS_DBIAS && UNEVEN) || (row < w.last && row + SUB_ROWS > w.first);
-        if (TURNS_DQ && walked) {
+    for (; unreleased.row < end; unreleased.row += SUB_ROWS) {
+        const int row = unreleased.row;
+        const bool walked = !(ORDERED_DBIAS && UNEVEN) || (row < w.last && row + SUB_ROWS > w.first);
+        if (ORDERED_DQ && walked) {
             int *semaphore = semaphore_of(a, at, h, row);
             const int mine = my_turn(a, at, row);
-            if (row != turns.added)
+            if (row != unreleased.added)
                 wait_semaphore(semaphore, mine);
             release_semaphore(semaphore, mine);
         }
-        if (TURNS_DBIAS && row != turns.added) { /* else hand_on_before() was there */
+        if (ORDERED_DBIAS && row != unreleased.added) { /* else release_before() was there */
             int *semaphore = dbias_semaphore_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
             wait_semaphore(semaphore, mine);
@@ -73,17 +73,17 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
 }
 /* Releases semaphores when all warps have made the scores of the rows from `row` on: those of dQ of the rows before,
  * and those of the bias' gradient of these rows too, since heads and batches wait for it long enough. */
-__device__ __forceinline__ void hand_on_before(struct turns &turns, const struct gpu_backward_params &a,
+__device__ __forceinline__ void release_before(struct unreleased &unreleased, const struct gpu_backward_params &a,
                                                const struct place &at, int h, int row) {
-    hand_on(turns, a, at, plan_walk(a, at), h, row);
-    turns.added = row;
+    release_up_to(unreleased, a, at, plan_walk(a, at), h, row);
+    unreleased.added = row;
     h = opaque(h); /* computed here, not kept in a register */
-    if (TURNS_DBIAS && threadIdx.x == 0)
+    if (ORDERED_DBIAS && threadIdx.x == 0)
         release_semaphore(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
 }
-__device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct gpu_backward_params &a,
+__device__ __forceinline__ void release_rest(struct unreleased &unreleased, const struct gpu_backward_params &a,
                                              const struct place &at, const struct walk &w, int h) {
-    hand_on(turns, a, at, w, h, TURNS_DBIAS && UNEVEN ? a.in.seqlen_q : w.last);
+    release_up_to(unreleased, a, at, w, h, ORDERED_DBIAS && UNEVEN ? a.in.seqlen_q : w.last);
 }
 
 #endif

@@ -27,12 +27,12 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define CROWDED                                                                              \
     (SOFTCAP || (ROW_RUNS && (MASK || BIAS || INTERVALS || UNEVEN)) || (UNEVEN && PAIRED) || \
      (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_RUNS || UNEVEN)))
-#define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
-#define TURNS_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
-#define PART_ROWS                                                                 \
-    (SCARCE || WARP_ROWS == 16 || TURNS_DBIAS || (KEY_TILES == 2 && CROWDED) ? 16 \
-     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                    ? 32 \
-                                                                             : WARP_ROWS)
+#define ORDERED_DQ    (DETERMINISTIC && NEEDS_DQ)
+#define ORDERED_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
+#define PART_ROWS                                                                   \
+    (SCARCE || WARP_ROWS == 16 || ORDERED_DBIAS || (KEY_TILES == 2 && CROWDED) ? 16 \
+     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                      ? 32 \
+                                                                               : WARP_ROWS)
 #define ROW_TILES     (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)

@@ -71,7 +71,7 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
                 add_own(carried.sums, on, {stage, staged, row, sub, TWO_BODIES || partial, sub > begin});
             __syncthreads();
             if (DETERMINISTIC)
-                hand_on_before(carried.turns, a, at, h, row + sub);
+                release_before(carried.unreleased, a, at, h, row + sub);
             if (BY_COLUMNS) {
                 add_others(carried.sums, tiles, stage, staged, sub);
                 if (last)

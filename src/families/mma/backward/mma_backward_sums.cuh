@@ -22,7 +22,7 @@ struct carried {
     uint32_t spoiled;   /* SCRUB: the result of scrub_keys() */
     bool scrubbed;      /* SCRUB: scrub_keys() was called */
     struct ring ring;
-    struct turns turns; /* DETERMINISTIC: of a head */
+    struct unreleased unreleased; /* DETERMINISTIC: of a head */
 };
 
 /* Called when K is loaded. */
@@ -135,7 +135,7 @@ __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, i
                 ldmatrix_x4_trans(x[t], scores.at_step(k * 16, 2 * t));
             add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
-        if (TURNS_DQ && pass == 0)
+        if (ORDERED_DQ && pass == 0)
             wait_semaphore(semaphore_of(a, at, on.h, row + sub_row), my_turn(a, at, row + sub_row));
         float *mine = to + lane * (__CUDA_ARCH__ >= 900 ? 4 : 1); /* words that a lane adds at a time */
         mine = opaque(mine);                                      /* the other addresses are known distances from it */

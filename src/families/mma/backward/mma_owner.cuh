@@ -164,8 +164,8 @@ __device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, cons
 }
 /* Releases the semaphores from `turn` until `end`, when all warps have added. Where the block adds nothing it waits
  * for them here. */
-__device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, const struct place &at, int turn,
-                                        int end) {
+__device__ __forceinline__ void release_up_to(const struct gpu_backward_params &a, const struct place &at, int turn,
+                                              int end) {
     if (!DETERMINISTIC || threadIdx.x != 0)
         return;
     for (; turn < end; turn++) {

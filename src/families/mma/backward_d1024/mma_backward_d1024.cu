@@ -510,7 +510,7 @@ struct owner {
         store_scores(OF_SCORES ? ds : p);
         if (DETERMINISTIC) {
             __syncthreads();
-            hand_on(a, at, turn_of(a, step), turn_of(a, next));
+            release_up_to(a, at, turn_of(a, step), turn_of(a, next));
         }
         add_sums();
     }
@@ -519,7 +519,7 @@ struct owner {
     __device__ __forceinline__ void walk() {
         store_own_words();
         step = next_step(at.begin / OTHERS, bounds_of(parity));
-        hand_on(a, at, 0, turn_of(a, step));
+        release_up_to(a, at, 0, turn_of(a, step));
         load_step = step;
         load_at = 0;
 #pragma unroll 1
@@ -623,7 +623,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     struct sums sums = {};
     struct owner owner(a, find_block(a, (int *)shared), shared_address(shared), sums);
     if (owner.at.first >= owner.at.own_length) {
-        hand_on(a, owner.at, 0, num_turns(a)); /* blocks of other sequences may wait for this one */
+        release_up_to(a, owner.at, 0, num_turns(a)); /* blocks of other sequences may wait for this one */
         return;
     }
     owner.load_kept();

@@ -380,7 +380,7 @@ struct owner {
             make_ds(ds, p, slope, step, bounds);
         }
         __syncthreads();
-        hand_on(a, at, turn_of(a, step), turn_of(a, next));
+        release_up_to(a, at, turn_of(a, step), turn_of(a, next));
         load_other2(next, next_bounds);
         if (OF_SCORES) {
             add_product<HEAD_DIM / 4, FENCED>(sums.one, ds, t.other1, share * sums.columns1 * 8);
@@ -395,7 +395,7 @@ struct owner {
         if (OWNS_KEYS)
             look_at_own();
         int step = next_step(at.begin / BLOCK, bounds_of(parity));
-        hand_on(a, at, 0, turn_of(a, step));
+        release_up_to(a, at, 0, turn_of(a, step));
         load_other2(step, bounds_of(parity));
         load_other1(step);
 #pragma unroll 1
@@ -472,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     struct sums sums = {};
     struct owner owner(a, find_block(a, (int *)shared), shared_address(shared), words, sums);
     if (owner.at.first >= owner.at.own_length) {
-        hand_on(a, owner.at, 0, num_turns(a)); /* blocks of other sequences may wait for this one */
+        release_up_to(a, owner.at, 0, num_turns(a)); /* blocks of other sequences may wait for this one */
         return;
     }
     owner.load_own();
