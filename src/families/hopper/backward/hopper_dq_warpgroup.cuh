@@ -177,8 +177,8 @@ struct dq_warpgroup {
         }
     }
 
-    /* ORDERED_DBIAS: the second warp waits for the semaphores of the gradient of a bias, and releases them, as the first
-     * one loads. */
+    /* ORDERED_DBIAS: the second warp waits for the semaphores of the gradient of a bias, and releases them, while the
+     * first one loads. */
     __device__ __forceinline__ bool keeps_turns() const { return threadIdx.x / 32 % 4 == 1; }
     __device__ __forceinline__ int *dbias_semaphore() const {
         const struct gpu_scores &bias = a.in.in.bias;
@@ -219,8 +219,8 @@ struct dq_warpgroup {
             release_semaphore(dbias_semaphore(), dbias_turn);
     }
 
-    /* ORDERED_DQ: releases the semaphore of the step before `step` when the warp's additions to it are complete. No other
-     * addition is in flight then: the fence would wait for it too. */
+    /* ORDERED_DQ: releases the semaphore of the step before `step` when the warp's additions to it are complete. No
+     * other addition is in flight then: the fence would wait for it too. */
     __device__ __forceinline__ void release_step(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<0>();
