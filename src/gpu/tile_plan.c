@@ -75,6 +75,7 @@ static void add(struct gpu_launches *l, const struct gpu_forward_params *a, stru
                 const struct extents *e, void *memory, struct tile_plan *plan) {
     const fdm_problem *p = l->problem;
     const int64_t row_words = gpu_ceil_div(e->row_tiles, 32);
+    const int counted = order.counts || order.block_m;
     *plan = place(p, e, memory);
     const struct tile_plan_params params = {.in = *a,
                                             .plan = *plan,
@@ -82,15 +83,17 @@ static void add(struct gpu_launches *l, const struct gpu_forward_params *a, stru
                                             .row_words = (int32_t)row_words,
                                             .blocks = (int32_t)(row_words * e->key_words * e->batches * e->heads),
                                             .block_tiles = order.block_m / TILE_PLAN_TILE,
+                                            .counted = counted,
                                             .keys = order.keys,
                                             .sorted = order.sorted,
-                                            .keys_head = (int32_t)gpu_round_up(p->seqlen_k, KEY_SORT_KEYS)};
+                                            .keys_head = (int32_t)gpu_round_up(p->seqlen_k, KEY_SORT_KEYS),
+                                            .item_counts = counted ? NULL : memory};
     tile_plan_request(p, gpu_add_kernel(l));
     gpu_add_launch(l, (struct gpu_launch){.grid = {gpu_grid(params.blocks)},
                                           .params = &params,
                                           .params_bytes = sizeof params,
                                           .zeros = memory,
-                                          .zero_bytes = (size_t)zero_bytes(e)});
+                                          .zero_bytes = counted ? (size_t)zero_bytes(e) : 0});
 }
 
 /* ---- the plan that a caller keeps ---- */
@@ -114,7 +117,8 @@ struct tile_plan tile_plan_at(const fdm_problem *p, void *memory) {
 void tile_plan_add_of_all(struct gpu_launches *l, const struct gpu_forward_params *a, void *memory,
                           struct tile_plan *plan) {
     const struct extents e = extents_of_all(l->problem);
-    add(l, a, (struct tile_plan_order){0}, &e, memory, plan);
+    const struct tile_plan_order order = {.counts = l->problem->has_intervals || masks_keys(l->problem)};
+    add(l, a, order, &e, memory, plan);
 }
 
 /* ---- that of a call ---- */

@@ -11,8 +11,8 @@
  * with those that see most tiles first, no long one is begun last. Bound by neither memory nor arithmetic at the sizes
  * that occur: a few microseconds, mostly its launch.
  *
- * Grid: in one dimension, groups of 32 tiles of keys, then words, then heads and batches. The counts are 0 when it
- * begins. */
+ * Grid: in one dimension, groups of 32 tiles of keys, then words, then heads and batches. Where tiles are counted the
+ * counts are 0 when it begins; else nothing has to be. */
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "gpu/tile_plan.h"
@@ -192,6 +192,8 @@ extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
     tile_plan(const __grid_constant__ struct tile_plan_params a) {
     griddepcontrol_launch_dependents(); /* kernels that begin early wait for this one's end by themselves */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (a.item_counts && blockIdx.x == 0 && threadIdx.x < TILE_PLAN_ITEM_COUNTS)
+        a.item_counts[threadIdx.x] = 0;
     for (int block = blockIdx.x; block < a.blocks; block += gridDim.x) {
         const int key_word = block % a.plan.key_words, row_word = block / a.plan.key_words % a.row_words;
         const int of_head = block / a.plan.key_words / a.row_words, row_tile = row_word * 32 + warp;
@@ -214,7 +216,8 @@ extern "C" __global__ void __launch_bounds__(32 * TILE_PLAN_WARPS)
             a.plan.seen[at] = words.seen;
             a.plan.full[at] = words.full;
         }
-        count(a, of_head, words);
+        if (a.counted)
+            count(a, of_head, words);
         __syncthreads();
         if (a.block_tiles && is_last_of_head(a, of_head))
             order_rows(a, of_head);

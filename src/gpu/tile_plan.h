@@ -9,6 +9,9 @@
 #define TILE_PLAN_TILE  64 /* rows, and keys, of a tile */
 #define TILE_PLAN_WARPS 32 /* of a block: a tile of keys each */
 
+/* Numbers at the plan's start that are 0 when the kernels that read the plan begin, for counts of items. */
+#define TILE_PLAN_ITEM_COUNTS 2
+
 /* Blocks of rows that are put in order at most; more of a head are taken from the last rows on. */
 #define TILE_PLAN_ORDERED 4096
 
@@ -43,7 +46,9 @@ struct tile_plan_params {
     int32_t heads;                /* of a batch of the plan */
     int32_t row_words, blocks;    /* words of 32 tiles of rows; blocks of all heads, one a word */
     int32_t block_tiles;          /* tiles of rows in a block of rows of `order`; 0: none is wanted */
+    int32_t counted;              /* 1: counts are wanted, also for an order, and are 0 when the kernel begins */
     int32_t keys_head;            /* keys from head to head; from here on: no key */
+    int32_t *item_counts;         /* TILE_PLAN_ITEM_COUNTS numbers that become 0; NULL: none */
 };
 
 #endif

@@ -5,17 +5,15 @@
 #include "gpu/gpu_family.h"
 #include "gpu/tile_plan.h"
 
-/* Numbers at the plan's start that are 0 when the kernels that read the plan begin, for counts of items. */
-enum { TILE_PLAN_ITEM_COUNTS = 2 };
-
 /* Whether there is something that a plan is made of: key intervals, a mask that all rows share, row intervals, or a
  * block mask. Masks and biases with rows beside these hide more than it says. */
 int tile_plan_possible(const fdm_problem *problem);
 int64_t tile_plan_bytes(const fdm_problem *problem);
-/* Rows of the blocks that are put in order, 0: none; in which order the plan has the keys: key_sort.h's where `sorted`
- * points at 1 on the device, else as they lie, and so where both are NULL. */
+/* What is wanted beside the bits. Rows of the blocks that are put in order, 0: none; whether tiles are counted, for
+ * TILES_ARE_SCATTERED; in which order the plan has the keys: key_sort.h's where `sorted` points at 1 on the device, else
+ * as they lie, and so where both are NULL. */
 struct tile_plan_order {
-    int32_t block_m;
+    int32_t block_m, counts;
     const int32_t *keys, *sorted;
 };
 /* The plan of all masks that a caller keeps: whether there is room for its words, its bytes, where it lies in memory,

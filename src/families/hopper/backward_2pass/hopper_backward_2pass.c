@@ -205,8 +205,9 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
         status = hopper_backward_maps(plan, l->attention, HOPPER_BACKWARD_2PASS_KEYS, &params);
     gpu_backward_add(l, GPU_BACKWARD_BEFORE, &needs, &params.in);
     if ((wanted(p, DQ) && is_planned(p)) || gpu_row_runs(p)) {
-        const struct tile_plan_order order = {plan->block_m, may_sort(p) ? params.in.order : NULL,
-                                              may_sort(p) ? params.in.block_order : NULL};
+        const struct tile_plan_order order = {.block_m = plan->block_m,
+                                              .keys = may_sort(p) ? params.in.order : NULL,
+                                              .sorted = may_sort(p) ? params.in.block_order : NULL};
         tile_plan_add(l, &params.in.in, order, l->workspace + plan_offset(p, &needs), &params.plan);
     }
     if (wanted(p, DQ))

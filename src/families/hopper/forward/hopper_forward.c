@@ -531,7 +531,7 @@ static fdm_status launch(const fdm_plan *plan, struct gpu_launches *l) {
         hopper_copies_before(l, copies, l->workspace + copies_offset(&tiles[x.TILE], x.SCHEDULER, p), &own);
     fdm_status status = l->attention ? fill_params(plan, &own, l->workspace, &params, &whole) : FDM_OK;
     if (ranged(p))
-        tile_plan_add(l, &params.in, (struct tile_plan_order){0}, l->workspace, &params.plan);
+        tile_plan_add(l, &params.in, (struct tile_plan_order){.counts = x.GATHER != 0}, l->workspace, &params.plan);
     else if (gpu_masks_blocks(p))
         gpu_block_mask_add(l, plan->block_m, plan->block_n, l->workspace + HOPPER_COUNT_BYTES, &params.in);
     make_request(plan, p, gpu_add_kernel(l));
