@@ -316,6 +316,54 @@ static void unnamed_features_are_refused(void **state) {
 /* ---- mma.backward_d1024 ---- */
 
 /* Every head dim above 256 has a backward on every architecture; a launch for each gradient that is wanted. */
+/* Kernels that look at each key get a plan of tiles where intervals hide some of many keys, and blocks of rows are
+ * there that read it. */
+static void many_keys_have_a_plan_of_tiles(void **state) {
+    (void)state;
+    static const struct {
+        const char *kernel;
+        fdm_pass pass;
+        fdm_dtype dtype;
+        int64_t keys, head_dim;
+        int intervals, row_intervals, needs_dq, planned;
+    } rows[] = {
+        {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 8192, 128, 1, 0, 0, 1},
+        {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 8191, 128, 1, 0, 0, 0},
+        {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 8192, 128, 1, 1, 0, 0},
+        {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 8192, 128, 0, 0, 0, 0},
+        {"mma.forward32", FDM_FORWARD, FDM_FLOAT32, 8192, 64, 1, 0, 0, 1},
+        {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32, 8192, 64, 1, 0, 1, 1},
+        {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32, 8192, 64, 1, 0, 0, 0},
+        {"mma.backward_d1024", FDM_BACKWARD, FDM_FLOAT16, 8192, 512, 1, 0, 1, 1},
+        {"mma.backward", FDM_BACKWARD, FDM_FLOAT16, 8192, 128, 1, 0, 1, 0},
+    };
+    fdm_device device = {.struct_bytes = sizeof device};
+    assert_int_equal(fdm_device_from_name("sm_80", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fdm_problem p = problem_of(1, 4, 4, 1000, rows[i].keys, rows[i].head_dim);
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+        p.pass = rows[i].pass;
+        p.dtype = rows[i].dtype;
+        p.has_intervals = rows[i].intervals;
+        p.interval_batch = p.interval_heads = 1;
+        p.has_row_intervals = p.row_ranges = rows[i].row_intervals;
+        p.row_interval_batch = p.row_interval_heads = 1;
+        p.needs_dq = rows[i].needs_dq;
+        p.needs_dk = p.needs_dv = p.pass == FDM_BACKWARD;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, rows[i].kernel);
+        int planned = 0;
+        const int32_t count = family_mma.launches(&family_mma, &plan, requests);
+        for (int32_t n = 0; n < count; n++)
+            planned |= strcmp(requests[n].entry, "tile_plan") == 0;
+        assert_int_equal(planned, rows[i].planned);
+        fdm_plan fewer = plan;
+        fewer.workspace_bytes -= planned;
+        assert_true(!planned || family_mma.launches(&family_mma, &fewer, requests) == 0);
+    }
+}
+
 static void wide_head_dims_have_a_backward(void **state) {
     (void)state;
     static const struct {
@@ -363,6 +411,6 @@ int main(void) {
         cmocka_unit_test(wide_head_dims_have_a_backward), cmocka_unit_test(splits),
         cmocka_unit_test(decode_takes_every_feature),     cmocka_unit_test(splits_where_keys_hide),
         cmocka_unit_test(decode_leaves_to_others),        cmocka_unit_test(l2_groups),
-        cmocka_unit_test(unnamed_features_are_refused)};
+        cmocka_unit_test(unnamed_features_are_refused),   cmocka_unit_test(many_keys_have_a_plan_of_tiles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
