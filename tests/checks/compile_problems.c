@@ -147,7 +147,7 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
     return p;
 }
 
-enum { DECODE_FEATURES = 12 };
+enum { DECODE_FEATURES = 11 };
 int32_t decode_problems(const char *kernel) {
     int32_t narrow = 0; /* head dims up to 256 */
     while (head_dims[narrow] <= 256)
@@ -167,16 +167,16 @@ fdm_problem decode_problem(int32_t number) {
     p.seqlen_q = p.has_tree ? 8 : 1 + (feature > 3);
     p.has_row_intervals = feature == 6 || feature == 7;
     p.block_mask_size = feature == 8 ? 128 : 0;
-    p.has_mask = feature < 7 || feature == 10;
+    p.has_mask = feature < 7;
     p.mask_shape[0] = p.has_mask ? p.batch : 1;
     p.mask_shape[2] = p.has_mask ? p.seqlen_q : 1;
     p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
-    p.has_bias = feature == 1 || feature == 10;
+    p.has_bias = feature == 1;
     p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-    p.has_intervals = feature == 2 || feature == 10;
+    p.has_intervals = feature == 2;
     p.softcap = feature == 3 ? 30 : 0;
     p.causal = feature == 5;
-    p.window_left = feature == 11 ? 1000 : -1;
+    p.window_left = feature == 10 ? 1000 : -1;
     if (feature == 9)
         choose_keys(KEYS_IN_PAGES, &p);
     return p;

@@ -197,6 +197,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
                              : "head dims are multiples of 8 and at most 256";
     if (packed_rows(p) > ROWS_MAX)
         return "query rows times the heads of a group are at most 256";
+    if (p->has_tree && lists_keys(p))
+        return "beside a tree it takes no mask, bias or intervals";
     const char *splits = splits_refusal(p);
     if (splits)
         return splits;
@@ -547,10 +549,9 @@ static int appends(const fdm_plan *plan) { return parameters_of(plan).APPENDS; }
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
-    .features =
-        (GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_TREE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
-         GPU_FEATURE_SPLITS) &
-        ~GPU_FEATURE_UNALIGNED,
+    .features = (GPU_EVERY_FEATURE | GPU_ROW_RUN_FEATURES | GPU_FEATURE_TREE | GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE |
+                 GPU_FEATURE_SPLITS) &
+                ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

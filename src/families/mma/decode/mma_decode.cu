@@ -119,6 +119,7 @@ static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the key
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "the order comes from a mask, whose keys begin at 0");
 static_assert(SPLIT_RULE <= MMA_PARTS_BY_LENGTH || (SPLIT_RULE % BLOCK_N == 0 && !LISTED), "whole tiles");
+static_assert(!TREE || !(MASK || BIAS || INTERVALS || ROW_RUNS), "keys are found by their number");
 static_assert(!APPENDS || (PAGED && !LISTED), "a new key is found by its number");
 static_assert(!ONE_TILE || (GROUP_WARPS == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
@@ -135,10 +136,9 @@ __device__ __forceinline__ const char *address_of_lane(const char *address, int 
 /* Copies the warp's share of a tile of K or V, whose first place in the split is `slot`. Rows and columns past the ends
  * become zero. PAGED: `in_pages` of lane n is the address of the n-th row, or NULL. */
 template <int chunks>
-__device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes,
-                                          const struct gpu_forward_params &a, const struct list &l,
-                                          const struct place &at, int first_key, int slot, int columns,
-                                          const char *in_pages) {
+__device__ __forceinline__ void
+load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes, const struct gpu_forward_params &a,
+          const struct list &l, const struct place &at, int first_key, int slot, int columns, const char *in_pages) {
     constexpr int copies = (WARP_KEYS * chunks + 31) / 32;
     const int lane = threadIdx.x % 32, chunks_read = columns / CHUNK_ELEMENTS; /* of a row; the others are zero */
     constexpr bool in_columns = (chunks & (chunks - 1)) == 0 && WARP_KEYS * chunks % 32 == 0;
@@ -247,8 +247,6 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
                        rows.i[half] < rows.view[half].end[j * a.intervals.end_key];
             if (ROW_RUNS && seen)
                 seen = ranges_hold(a, rows.view[half].ranges, j);
-            if (TREE && seen)
-                seen = tree_holds(a, at.batch, at.q_begin, rows.i[half], j - at.diagonal);
             if (MASK_PER_ROW == MMA_DECODE_EACH && seen)
                 seen = rows.view[half].mask[j * a.mask.key];
             if (BIAS) {
@@ -258,6 +256,7 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
             f.seen |= (uint32_t)seen << (half * LANE_KEYS + n);
         }
     }
+    hide_by_tree(a, at, rows.i, first_key + slot, f.seen);
     return f;
 }
 
@@ -473,8 +472,8 @@ struct decoder {
             if (threadIdx.x % 32 == 0)
                 st_shared_4(marks_of(t) + warp * 4, there);
         }
-        load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, a,
-                            l, at, first_key, t * BLOCK_N, a.head_dim, in_pages);
+        load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, a, l,
+                            at, first_key, t * BLOCK_N, a.head_dim, in_pages);
     }
     __device__ __forceinline__ void fetch_v(int t) const {
         if (has_tile(t))

@@ -128,9 +128,9 @@ __device__ __forceinline__ struct row_ranges ranges_of(const struct gpu_forward_
             view.ranges.blocks + (i >> a.blocks.shift) * a.blocks.row};
 }
 
-/* Whether mask, bias, runs or a tree differ by row. Else rows are asked together: row i stands for all. */
+/* Whether mask, bias or runs differ by row. Else rows are asked together: row i stands for all. */
 __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) {
-    return ROW_RUNS || TREE || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
+    return ROW_RUNS || (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
 }
 
 /* Whether row i of the head, or some row, sees key j. A key that no row sees may hold anything, and is not listed. */
@@ -148,8 +148,6 @@ __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, co
     bool seen = first < last;
     if (ROW_RUNS)
         seen &= ranges_hold(a, ranges_of(a, view, i), j);
-    if (TREE && seen)
-        seen = tree_holds(a, at.batch, at.q_begin, i, j - at.diagonal);
     if (MASK)
         seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
     if (BIAS)
@@ -172,8 +170,7 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = TREE               ? true
-                         : MASK || ROW_RUNS ? INTERVALS || BIAS || WINDOW
+    constexpr bool few = MASK || ROW_RUNS ? INTERVALS || BIAS || WINDOW
                          : INTERVALS      ? BIAS || HEAD_DIM_V > 128
                                           : BIAS != 0;
     constexpr int units_together = MASK && BIAS && (INTERVALS || HEAD_DIM_V > 192) ? 4
@@ -243,9 +240,9 @@ __device__ __forceinline__ int key_at(const struct list &l, const struct place &
     return first_key + slot < at.seqlen_k ? first_key + slot : -1;
 }
 
-/* Whether the key is to be copied: some row of the sequence sees it. One of a draft that none sees may hold anything. */
+/* Whether the key is to be copied: some row of the sequence sees it. One that no row sees may hold anything. */
 __device__ __forceinline__ bool is_wanted(const struct gpu_forward_params &a, const struct place &at, int key) {
-    if (!TREE || LISTED || key < at.diagonal)
+    if (!TREE || key < at.diagonal)
         return true;
     bool seen = false;
 #pragma unroll 1
@@ -257,6 +254,21 @@ __device__ __forceinline__ bool is_wanted(const struct gpu_forward_params &a, co
     }
     return seen;
 }
+/* Takes from what the lane's rows i see of a step's keys, the first of which is `first`, what their tree hides: bit half
+ * * LANE_KEYS + n of `seen` is the n-th key of the lane. A loop apart, so that earlier keys cost one comparison a step. */
+__device__ __forceinline__ void hide_by_tree(const struct gpu_forward_params &a, const struct place &at,
+                                             const int (&i)[2], int first, uint32_t &seen) {
+    if (!TREE || first + STEP_KEYS <= at.diagonal)
+        return;
+#pragma unroll 1
+    for (int bit = 0; bit < 2 * LANE_KEYS; bit++) {
+        const int n = bit % LANE_KEYS, key = first + n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2;
+        const int row = bit < LANE_KEYS ? i[0] : i[1];
+        if ((seen >> bit & 1) && !tree_holds(a, at.batch, at.q_begin, row, key - at.diagonal))
+            seen ^= 1u << bit;
+    }
+}
+
 /* The key at a place of the split's tiles, -1 past the last and where no row sees it. */
 __device__ __forceinline__ int wanted_key_at(const struct gpu_forward_params &a, const struct list &l,
                                              const struct place &at, int first_key, int slot) {
