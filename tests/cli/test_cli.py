@@ -415,6 +415,20 @@ def test_plans_of_row_intervals_and_block_masks():
     assert "row intervals have 5 ranges a row; it must be 1 to 4" in run("plan", "--row-intervals", 5).stderr
 
 
+def test_trees_of_drafts(tmp_path):
+    on_cuda = run("plan", "--device", "sm_90", "--dtype", "bf16", "--seqlen-q", 8, "--seqlen-k", 4096, "--tree")
+    assert on_cuda.returncode == 0 and "kernel mma.decode" in on_cuda.stdout
+    assert "tree is given beside a causal mask" in run("plan", "--tree", "--causal").stderr
+    draw = np.random.default_rng(6)
+    for name, rows, heads in (("q", 40, 4), ("k", 100, 2), ("v", 100, 2)):
+        np.save(tmp_path / f"{name}.npy", draw.standard_normal((2, rows, heads, 16), np.float32))
+    np.save(tmp_path / "tree.npy", draw.integers(-(2**31), 2**31, (2, 40, 2)).astype(np.int32))
+    given = [word for name in ("q", "k", "v", "tree") for word in (f"--{name}", tmp_path / f"{name}.npy")]
+    checked = run("attend", *given, "--check", "--json")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "only forward calls take it" in run("attend", *given, "--backward").stderr
+
+
 def test_attention_under_ways_of_a_mask(tmp_path):
     given, seen = ways_of_a_mask(tmp_path)
     draw = np.random.default_rng(6)

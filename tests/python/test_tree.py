@@ -12,7 +12,7 @@ HEADS, HEADS_KV, DIM = 4, 2, 16
 
 
 def parents_of(rng: np.random.Generator, nodes: int) -> List[int]:
-    return [-1, *(int(rng.integers(-1, node)) for node in range(1, nodes))]
+    return [int(rng.integers(-1, node)) for node in range(nodes)]
 
 
 def seen_of(parents: List[int]) -> np.ndarray:
