@@ -8,9 +8,9 @@
 #include "base/elements.h"
 
 const char *const run_tensor_names[RUN_TENSORS] = {
-    "q",         "k",       "v",          "mask", "bias", "interval_start", "interval_end", "sink",
-    "row_start", "row_end", "block_mask", "tree", "out",  "lse",            "dout",         "dlse",
-    "dq",        "dk",      "dv",         "dbias", "dsink"};
+    "q",       "k",          "v",    "mask", "bias", "interval_start", "interval_end", "sink", "row_start",
+    "row_end", "block_mask", "tree", "out",  "lse",  "dout",           "dlse",         "dq",   "dk",
+    "dv",      "dbias",      "dsink"};
 
 static const fdm_device_id host = {FDM_CPU, 0};
 

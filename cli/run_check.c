@@ -116,8 +116,8 @@ static void make_mask(const struct run *run, struct run_truth *truth) {
 static int rows_are_alike(const struct run *run) {
     const struct file_tensor *bias = &run->tensors[RUN_BIAS];
     return !run->tensors[RUN_MASK].data && !run->tensors[RUN_ROW_START].data && !run->tensors[RUN_BLOCKS].data &&
-           !run->tensors[RUN_TREE].data && (!bias->data || (bias->ndim == 4 && bias->shape[2] == 1)) && run->options.window_left < 0 &&
-           run->options.window_right < 0;
+           !run->tensors[RUN_TREE].data && (!bias->data || (bias->ndim == 4 && bias->shape[2] == 1)) &&
+           run->options.window_left < 0 && run->options.window_right < 0;
 }
 
 static void choose_rows(const struct run *run, double products_max, struct run_truth *truth) {

@@ -86,9 +86,9 @@ enum gpu_feature {
 #undef GPU_FEATURE_BIT
     /* What a kernel takes as it takes rows and keys. Row intervals, block masks, trees, lengths on the device, caches
      * and rules for splits are not in it. */
-    GPU_EVERY_FEATURE = ((1 << GPU_NUM_FEATURES) - 1) &
-                        ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK | GPU_FEATURE_TREE | GPU_FEATURE_SEQUSED |
-                          GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
+    GPU_EVERY_FEATURE =
+        ((1 << GPU_NUM_FEATURES) - 1) & ~(GPU_FEATURE_ROW_INTERVALS | GPU_FEATURE_BLOCK_MASK | GPU_FEATURE_TREE |
+                                          GPU_FEATURE_SEQUSED | GPU_FEATURE_CACHE | GPU_FEATURE_SPLITS)
 };
 
 /* What row_ranges.cuh and row_block_mask.cu do for a kernel. */

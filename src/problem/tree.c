@@ -8,9 +8,10 @@ fdm_status tree_validate(const fdm_problem *p) {
     if (p->has_tree != 0 && p->has_tree != 1)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "has_tree is %d; it must be 0 or 1", p->has_tree);
     if (p->has_tree && p->causal)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "tree is given beside a causal mask; its bits say what the rows of a draft see, so causal must "
-                         "be 0");
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "tree is given beside a causal mask; its bits say what the rows of a draft see, so causal must "
+            "be 0");
     if (p->has_tree && p->pass == FDM_BACKWARD)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "tree is given to a backward call; only forward calls take it");
     return FDM_OK;

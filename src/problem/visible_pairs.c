@@ -68,7 +68,8 @@ static int64_t count_each(const struct attention *a, const struct sequence *s, i
         const uint32_t *tree = tree_row(a, s, b, i);
         for (int64_t n = 0; n < count; n++)
             pairs += ranges[n].first <= i && i < ranges[n].last && (!of_row.start || row_ranges_hold(&of_row, j + n)) &&
-                     (!tree || tree_holds(a, s, tree, j + n)) && block_mask_holds(a, b, h, i, j + n) && (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
+                     (!tree || tree_holds(a, s, tree, j + n)) && block_mask_holds(a, b, h, i, j + n) &&
+                     (!bytes || bytes[i * mask->row + (j + n) * mask->key]);
     }
     return pairs;
 }

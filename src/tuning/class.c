@@ -44,8 +44,8 @@ static void name_scores(const fdm_problem *p, char *text, size_t size) {
     snprintf(text, size, "mask %s, bias %s %s, intervals %d%d%d, row ranges %d, blocks %d%s, sinks %d%d", mask, bias,
              p->has_bias ? fdm_dtype_name(p->bias_dtype) : "", p->has_intervals,
              p->has_intervals && !p->varlen && p->interval_batch > 1, p->has_intervals && p->interval_heads > 1,
-             p->has_row_intervals ? p->row_ranges : 0, p->block_mask_size, p->has_tree ? ", tree" : "", p->has_sink ? p->num_sinks : 0,
-             p->lse_without_sink);
+             p->has_row_intervals ? p->row_ranges : 0, p->block_mask_size, p->has_tree ? ", tree" : "",
+             p->has_sink ? p->num_sinks : 0, p->lse_without_sink);
 }
 
 static int name_problem(const fdm_problem *p, char *text, size_t size) {

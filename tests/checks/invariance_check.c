@@ -1,5 +1,6 @@
 /* invariance_check.c: equal bits (fdm_options.invariance, num_splits, split_keys): one sequence in calls that differ in
- * all else, with a tree that is a chain in place of causal, and at level 2 its rows in several calls; on a CUDA device, on the emulated one, or on the CPU.
+ * all else, with a tree that is a chain in place of causal, and at level 2 its rows in several calls; on a CUDA device,
+ * on the emulated one, or on the CPU.
  *
  * A row of q, a key and a value are made of the numbers of their sequence and position, so that a sequence is the same
  * wherever it stands. Each result is also compared with the reference. */

@@ -1,5 +1,5 @@
-/* serving.c: the same problem with a tree, and as a call on a cache: K and V of a trial scattered over pages, its last keys appended by
- * the call, and what the call turns turned back before. The truth stays the trial's own. */
+/* serving.c: the same problem with a tree, and as a call on a cache: K and V of a trial scattered over pages, its last
+ * keys appended by the call, and what the call turns turned back before. The truth stays the trial's own. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

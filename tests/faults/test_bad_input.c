@@ -38,29 +38,10 @@ enum argument {
     DSINK,
     ARGUMENTS
 };
-static const char *const argument_names[ARGUMENTS] = {"q",
-                                                      "k",
-                                                      "v",
-                                                      "mask",
-                                                      "bias",
-                                                      "interval_start",
-                                                      "interval_end",
-                                                      "row_start",
-                                                      "row_end",
-                                                      "block_mask",
-                                                      "tree",
-                                                      "cu_seqlens_q",
-                                                      "cu_seqlens_k",
-                                                      "sink",
-                                                      "out",
-                                                      "lse",
-                                                      "dout",
-                                                      "dlse",
-                                                      "dq",
-                                                      "dk",
-                                                      "dv",
-                                                      "dbias",
-                                                      "dsink"};
+static const char *const argument_names[ARGUMENTS] = {
+    "q",       "k",          "v",    "mask",         "bias",         "interval_start", "interval_end", "row_start",
+    "row_end", "block_mask", "tree", "cu_seqlens_q", "cu_seqlens_k", "sink",           "out",          "lse",
+    "dout",    "dlse",       "dq",   "dk",           "dv",           "dbias",          "dsink"};
 
 struct subject {
     fdm_tensor tensor[ARGUMENTS];
@@ -488,13 +469,19 @@ static void foreign_plans(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_right_call_is_right), cmocka_unit_test(damaged_tensors),
-        cmocka_unit_test(wrong_shapes),          cmocka_unit_test(wrong_dtypes),
-        cmocka_unit_test(wrong_strides),         cmocka_unit_test(missing_tensors),
+        cmocka_unit_test(a_right_call_is_right),
+        cmocka_unit_test(damaged_tensors),
+        cmocka_unit_test(wrong_shapes),
+        cmocka_unit_test(wrong_dtypes),
+        cmocka_unit_test(wrong_strides),
+        cmocka_unit_test(missing_tensors),
         cmocka_unit_test(trees_beside_what_they_replace),
-        cmocka_unit_test(wrong_options),         cmocka_unit_test(wrong_cu_seqlens),
-        cmocka_unit_test(impossible_kernels),    cmocka_unit_test(wrong_workspaces),
-        cmocka_unit_test(problems_by_hand),      cmocka_unit_test(foreign_plans),
+        cmocka_unit_test(wrong_options),
+        cmocka_unit_test(wrong_cu_seqlens),
+        cmocka_unit_test(impossible_kernels),
+        cmocka_unit_test(wrong_workspaces),
+        cmocka_unit_test(problems_by_hand),
+        cmocka_unit_test(foreign_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -139,8 +139,8 @@ static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
     const int32_t size = p->block_mask_size;
     if (a->block_mask.data && !s->blocks[h / a->block_mask.group][i / size][j / size])
         return 0;
-    const int64_t t = j - (p->seqlen_k - p->seqlen_q);
-    if (a->tree.data && t >= 0 && !(s->tree[i][t / 32] & (uint32_t)1 << t % 32))
+    const int64_t drafted = j - (p->seqlen_k - p->seqlen_q);
+    if (a->tree.data && drafted >= 0 && !(s->tree[i][drafted / 32] & (uint32_t)1 << drafted % 32))
         return 0;
     int held = !a->row_intervals.start;
     for (int32_t n = 0; n < p->row_ranges && !held; n++)

@@ -125,7 +125,8 @@ static const char *problem_refusal(const fdm_problem *p) {
         return "sequences are shorter than 2^31";
     if (p->invariance == FDM_INVARIANCE_SCHEDULE &&
         (p->has_mask || p->has_bias || p->has_intervals || p->has_row_intervals || p->block_mask_size || p->has_tree))
-        return "keys that masks, biases, intervals or trees hide are left out by blocks of rows, which invariance 2 does not "
+        return "keys that masks, biases, intervals or trees hide are left out by blocks of rows, which invariance 2 "
+               "does not "
                "allow";
     return NULL;
 }

@@ -437,8 +437,8 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     window_open(block, &walk->windows[1], 0, 0);
 }
 
-/* No mask of keys, rows or blocks, no intervals, no tree, no barred key: the next keys as they stand; most panels need no bits.
- */
+/* No mask of keys, rows or blocks, no intervals, no tree, no barred key: the next keys as they stand; most panels need
+ * no bits. */
 static void take_range(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;
     int64_t first = walk->next, last = lower(walk->last, first + walk->block_keys);

@@ -3,9 +3,9 @@
  * A block of lanes belongs to one sequence and one KV head; lane l is query head `head[l]` at row `row[l]` of the
  * sequence. The walk visits keys in rising order and yields blocks of at most `block_keys` of them; a key no lane of
  * the block can see is dropped before any work is done for it, wherever causal, window, intervals of keys or rows, the
- * dense mask, the block mask, the tree or a key's own bias of -inf say so ("compaction", exact). For each panel of the block it
- * yields one of "skip", "full" (every lane sees every key of the block: no bits needed) and "partial" with one uint64_t
- * per key. */
+ * dense mask, the block mask, the tree or a key's own bias of -inf say so ("compaction", exact). For each panel of the
+ * block it yields one of "skip", "full" (every lane sees every key of the block: no bits needed) and "partial" with one
+ * uint64_t per key. */
 #ifndef FDM_CPU_VISIBLE_H
 #define FDM_CPU_VISIBLE_H
 
@@ -54,8 +54,8 @@ struct mask_reader {
     const uint8_t *base;                      /* row 0 of the group's first head, key 0 */
 };
 
-/* Bits of the dense mask, row intervals, the block mask and the tree for keys first .. last-1; steps counts what key_walk_ahead()
- * has done for it. */
+/* Bits of the dense mask, row intervals, the block mask and the tree for keys first .. last-1; steps counts what
+ * key_walk_ahead() has done for it. */
 struct mask_window {
     int64_t first, last;
     int32_t steps;

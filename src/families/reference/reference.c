@@ -92,8 +92,8 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
     struct key_range range = problem_key_range(x->problem, &x->sequence, i);
     const struct score_view *mask = &x->attention->mask;
     return j >= range.first && j < range.last && (!x->problem->has_mask || mask->data[score_index(x, mask, i, j)]) &&
-           (!x->problem->has_intervals || in_interval(x, i, j)) && in_row_interval(x, i, j) &&
-           in_tree(x, i, j) && block_mask_holds(x->attention, x->b, x->h, i, j) && bias_of(x, i, j) != -INFINITY;
+           (!x->problem->has_intervals || in_interval(x, i, j)) && in_row_interval(x, i, j) && in_tree(x, i, j) &&
+           block_mask_holds(x->attention, x->b, x->h, i, j) && bias_of(x, i, j) != -INFINITY;
 }
 
 /* The score before bias, and the derivative of the softcap at it. */
