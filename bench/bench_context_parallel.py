@@ -336,7 +336,7 @@ def graph_of(case: Case, backward: bool) -> Callable[[], Any]:
 
 
 def predicted(case: Case, name: str, options: Any) -> Optional[Dict[str, float]]:
-    """What fdm plan --ranks says of the pass; None where there is no device to say it of."""
+    """What fdm plan --ranks says of the pass, and "device", of the device alone; None without a device to say it of."""
     tool = shutil.which("fdm") or shutil.which("fdm", path=str(pathlib.Path(flash_dmattn.__file__).parents[1] / "bin"))
     if not options.device_name or tool is None:
         return None
@@ -345,11 +345,14 @@ def predicted(case: Case, name: str, options: Any) -> Optional[Dict[str, float]]
         "--heads", f"{case.heads}", "--heads-kv", f"{case.heads_kv}", "--head-dim", f"{case.head_dim}", "--dtype", "bf16",
         *case.asked, "--ranks", f"{dist.get_world_size()}", "--layout", case.layout_name, "--algorithm", "gather", "--json",
     ]  # fmt: skip
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    if said.returncode:
-        raise SystemExit(f"{' '.join(command)}: {said.stderr}")
-    forecast = json.loads(said.stdout)
-    return {"one card": forecast["one_rank_seconds"], "ranks": forecast["seconds"]}
+    forecasts = []
+    for more in ([], ["--host-start", "-1", "--host-exchange", "-1", "--sums-bandwidth", "-1"]):
+        said = subprocess.run(command + more, capture_output=True, text=True, check=False)
+        if said.returncode:
+            raise SystemExit(f"{' '.join(command + more)}: {said.stderr}")
+        forecasts.append(json.loads(said.stdout))
+    whole, device = forecasts
+    return {"one card": whole["one_rank_seconds"], "ranks": whole["seconds"], "device": device["seconds"]}
 
 
 def torch_samples(case: Case, samples: int) -> Dict[str, List[float]]:
@@ -433,6 +436,8 @@ def show(record: Dict[str, Any]) -> None:
     for name, numbers in record["passes"].items():
         times = ", ".join(f"{what} {1e3 * each:.3f} ms" for what, each in numbers["seconds"].items())
         for what, seconds in (numbers["predicted"] or {}).items():
+            if what not in numbers["seconds"]:
+                continue
             times += f", {what} predicted {1e3 * seconds:.3f} ms ({seconds / numbers['seconds'][what] - 1:+.1%})"
         graph = f" ({numbers['speedup of the graph']:.2f}x in a graph)" if numbers["speedup of the graph"] else ""
         print(f"    {name}: {numbers['speedup']:.2f}x{graph}; {times}", flush=True)

@@ -50,9 +50,12 @@ static const char help[] =
     "                     them, twice as many make it 1.25 x as fast\n"
     "  --nodes N          of equal size                              (8 ranks a node)\n"
     "  --layout NAME      contiguous, zigzag, documents, balanced    (the fastest)\n"
-    "  --algorithm NAME   gather, ulysses, both, ring                (the fastest; ring is not in this library)\n"
+    "  --algorithm NAME   gather, ulysses, both, ring                (the fastest; the ring where memory demands it)\n"
     "  --node-bandwidth GB/s  --node-latency US    of a rank in its node, one way    (348, 15: NVLink of H100)\n"
     "  --net-bandwidth GB/s   --net-latency US     between nodes                     (45, 30: 400 Gbit/s InfiniBand)\n"
+    "  --host-start US  --host-exchange US         of the host, a pass and an exchange (500, 600; -1: none, as in a "
+    "graph)\n"
+    "  --sums-bandwidth GB/s                       of float32 parts of dk and dv     (200; -1: they take no time)\n"
     "  --tflops X         of attention on one device, where no measured model has it\n"
     "  --memory GB        that a rank may use beside its rows        (no limit)\n"
     "\n"
@@ -127,6 +130,9 @@ enum {
     OPT_NET_BANDWIDTH,
     OPT_NET_LATENCY,
     OPT_TFLOPS,
+    OPT_HOST_START,
+    OPT_HOST_EXCHANGE,
+    OPT_SUMS_BANDWIDTH,
     OPT_MEMORY,
     OPT_HELP
 };
@@ -183,6 +189,9 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"net-bandwidth", required_argument, 0, OPT_NET_BANDWIDTH},
                                         {"net-latency", required_argument, 0, OPT_NET_LATENCY},
                                         {"tflops", required_argument, 0, OPT_TFLOPS},
+                                        {"host-start", required_argument, 0, OPT_HOST_START},
+                                        {"host-exchange", required_argument, 0, OPT_HOST_EXCHANGE},
+                                        {"sums-bandwidth", required_argument, 0, OPT_SUMS_BANDWIDTH},
                                         {"memory", required_argument, 0, OPT_MEMORY},
                                         {"help", no_argument, 0, OPT_HELP},
                                         {0}};
@@ -239,15 +248,23 @@ static int set_ranks(struct ranks_request *r, int option, const char *name, cons
     case OPT_NET_BANDWIDTH: real = &r->net_bandwidth; break;
     case OPT_NET_LATENCY: real = &r->net_latency; break;
     case OPT_TFLOPS: real = &r->tflops; break;
+    case OPT_HOST_START: real = &r->host_start; break;
+    case OPT_HOST_EXCHANGE: real = &r->host_exchange; break;
+    case OPT_SUMS_BANDWIDTH: real = &r->sums_bandwidth; break;
     case OPT_MEMORY: real = &r->memory; break;
     default: return -1;
     }
-    return parse_real(name, text, real) && (*real > 0 || complain(0, "--%s is '%s'; it must be above 0", name, text));
+    const int may_be_none = option == OPT_HOST_START || option == OPT_HOST_EXCHANGE || option == OPT_SUMS_BANDWIDTH;
+    if (!parse_real(name, text, real))
+        return 0;
+    return *real > 0 || (may_be_none && *real == -1) ||
+           complain(0, "--%s is '%s'; it must be above 0%s", name, text, may_be_none ? ", or -1" : "");
 }
 
 static int asks_for_ranks(const struct ranks_request *r) {
     return r->ranks || r->nodes || r->layout || r->algorithm || r->node_bandwidth > 0 || r->node_latency > 0 ||
-           r->net_bandwidth > 0 || r->net_latency > 0 || r->tflops > 0 || r->memory > 0;
+           r->net_bandwidth > 0 || r->net_latency > 0 || r->tflops > 0 || r->memory > 0 || r->host_start ||
+           r->host_exchange || r->sums_bandwidth;
 }
 
 /* 1, or 0 after a complaint. */

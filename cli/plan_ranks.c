@@ -113,6 +113,9 @@ static fdm_links links_of(const struct ranks_request *r, int64_t ranks) {
                        .net_bandwidth = r->net_bandwidth * 1e9,
                        .net_latency = r->net_latency * 1e-6,
                        .flops = r->tflops * 1e12,
+                       .host_start = r->host_start * 1e-6,
+                       .host_exchange = r->host_exchange * 1e-6,
+                       .sums_bandwidth = r->sums_bandwidth * 1e9,
                        .memory_bytes = (int64_t)(r->memory * 1e9)};
     /* Fewer ranks are on fewer nodes of the same size. */
     links.ranks_per_node = (int32_t)(r->nodes ? (r->ranks + r->nodes - 1) / r->nodes : ranks < 8 ? ranks : 8);

@@ -9,6 +9,8 @@ struct ranks_request {
     const char *layout, *algorithm;
     double node_bandwidth, net_bandwidth; /* GB/s */
     double node_latency, net_latency;     /* microseconds */
+    double host_start, host_exchange;     /* microseconds; below 0: none */
+    double sums_bandwidth;                /* GB/s; below 0: no time */
     double tflops, memory;                /* memory: GB */
 };
 

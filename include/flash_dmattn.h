@@ -1214,6 +1214,10 @@ typedef struct fdm_links {
     int32_t reserved;       /* 0 */
     double flops;           /* of a rank's attention, where the device's model has no constants; 0 = an error then */
     int64_t memory_bytes;   /* that a rank may use for keys of others; 0 = no limit */
+    /* Fitted to two H200 under PyTorch (bench/fit_ranks.py). Below 0: none, as where a CUDA graph is replayed. */
+    double host_start;     /* seconds of the host before the first kernel; 500e-6 */
+    double host_exchange;  /* seconds of the host for each exchange and its calls, beside the device's work; 600e-6 */
+    double sums_bandwidth; /* bytes a second of float32 parts of dk and dv, cleared, added and rounded; 200e9 */
 } fdm_links;
 
 typedef struct fdm_rank_forecast {
@@ -1226,7 +1230,7 @@ typedef struct fdm_rank_forecast {
     int64_t memory_bytes;    /* for keys of others and parts of their gradients, at once */
     double work_seconds;     /* of kernels */
     double exchange_seconds; /* of messages, hidden or not */
-    double exposed_seconds;  /* of them, what no work hides */
+    double exposed_seconds;  /* of them and of the host's time, what no work hides */
     double seconds;
 } fdm_rank_forecast;
 

@@ -39,7 +39,7 @@ ENDS_WITH(fdm_tune_result, reserved);
 ENDS_WITH(fdm_kept_choice, ignored);
 ENDS_WITH(fdm_rank_mask, interval_end);
 ENDS_WITH(fdm_layout_wish, range_counts);
-ENDS_WITH(fdm_links, memory_bytes);
+ENDS_WITH(fdm_links, sums_bandwidth);
 ENDS_WITH(fdm_rank_forecast, seconds);
 ENDS_WITH(fdm_ranks_forecast, reason);
 ENDS_WITH(fdm_communicator, reserved);

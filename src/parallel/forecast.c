@@ -98,6 +98,8 @@ static void try_ulysses(const struct scene *scene, const struct loads *l, struct
         f->work_seconds = f->seconds = work;
         const struct swapped bytes = swapped_bytes(p, (double)l->rows->total, own, ranks);
         add_swap(scene, bytes, near, f);
+        f->seconds = with_host(scene, f->seconds, ranks > 1 ? 2 : 0);
+        f->exposed_seconds = f->seconds - f->work_seconds;
         f->memory_bytes = (int64_t)(bytes.in + bytes.back);
         o->seconds = fmax(o->seconds, f->seconds);
     }
@@ -143,6 +145,7 @@ static fdm_status spread_over_neighbours(const struct scene *scene, const struct
     inner.problem = &part;
     inner.pair_seconds /= heads;
     inner.ranks_a_place = heads;
+    inner.more_exchanges = 2;
     gather_forecast(&inner, joined, &sets, of_groups);
     o->num_sets = sets.count;
     for (int32_t r = 0; r < l->rows->ranks; r++) {
@@ -220,6 +223,7 @@ static void try_ring(const struct scene *scene, const struct loads *l, struct ou
         f->exchange_seconds = step * (ranks - 1);
         f->seconds =
             ranks > 1 ? (ranks - 1) * fmax(f->work_seconds / ranks, step) + f->work_seconds / ranks : f->work_seconds;
+        f->seconds = with_host(scene, f->seconds, (ranks - 1) * (p->pass == FDM_BACKWARD ? 2 : 1));
         f->exposed_seconds = f->seconds - f->work_seconds;
         f->memory_bytes = (int64_t)(2 * shard);
         o->seconds = fmax(o->seconds, f->seconds);
@@ -297,7 +301,7 @@ static fdm_status choose(const struct scene *scene, const struct loads *l, fdm_r
 
 /* ---- public ---- */
 
-static void fill_links(fdm_links *links, const fdm_links *given) {
+static void fill_links(fdm_links *links, const fdm_links *given, int launches) {
     static const double rates[] = {348e9, 15e-6, 45e9, 30e-6};
     *links = given ? *given : (fdm_links){0};
     double *of[] = {&links->node_bandwidth, &links->node_latency, &links->net_bandwidth, &links->net_latency};
@@ -305,6 +309,11 @@ static void fill_links(fdm_links *links, const fdm_links *given) {
         *of[i] = *of[i] > 0 ? *of[i] : rates[i];
     links->ranks_per_node = links->ranks_per_node > 0 ? links->ranks_per_node : 8;
     links->copy_sms = links->copy_sms > 0 ? links->copy_sms : 16;
+    /* bench/fit_ranks.py on bench/results/nvidia-h200/2026-11-28-ranks.json and 2026-11-28-ranks-graphs.json */
+    static const double fitted[] = {500e-6, 600e-6, 200e9};
+    double *more[] = {&links->host_start, &links->host_exchange, &links->sums_bandwidth};
+    for (int i = 0; i < 3; i++) /* of a device that launches */
+        *more[i] = *more[i] < 0 || !launches ? 0 : *more[i] > 0 ? *more[i] : fitted[i];
 }
 
 static fdm_status check_problem(const fdm_problem *p, const fdm_layout *layout, const fdm_layout *keys) {
@@ -364,7 +373,7 @@ fdm_status fdm_forecast_ranks(const fdm_device *device, const fdm_problem *probl
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "layout has %d ranks, but layout_keys has %d", layout->ranks,
                          keys->ranks);
     struct scene scene = {.device = device, .problem = problem, .mask = &whole, .ranks_a_place = 1};
-    fill_links(&scene.links, links);
+    fill_links(&scene.links, links, device->id.type == FDM_CUDA);
     fdm_rank_forecast *rows = memory_allocate(2 * (size_t)layout->ranks * sizeof *rows);
     if (!rows)
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a forecast of %d ranks", layout->ranks);

@@ -10,11 +10,12 @@ struct scene {
     const fdm_device *device;
     const fdm_problem *problem; /* of one rank, whole; where heads were exchanged, of a rank's heads */
     const fdm_rank_mask *mask;
-    fdm_links links;     /* without zeros but flops and memory_bytes */
+    fdm_links links;     /* without zeros but flops, memory_bytes, and what is said to take no time */
     double pair_seconds; /* of a pair of one list; of the whole problem divided by them */
     int32_t from_model;
-    int64_t window;        /* keys that a row sees by intervals */
-    int64_t ranks_a_place; /* ranks that one rank of the layout stands for */
+    int64_t window;         /* keys that a row sees by intervals */
+    int64_t ranks_a_place;  /* ranks that one rank of the layout stands for */
+    int32_t more_exchanges; /* beside those of keys */
 };
 
 /* Rows, keys and messages of each rank. */
@@ -44,6 +45,8 @@ struct exchange_bytes {
     double node, net; /* the more of what a rank receives and sends */
 };
 double exchange_seconds(const struct scene *scene, struct exchange_bytes bytes);
+/* A rank's seconds on the device, and those of the host, which goes ahead of it. */
+double with_host(const struct scene *scene, double seconds, int32_t exchanges);
 /* Fills one row of `out` for each rank of the layout; returns the slowest one's seconds. */
 double gather_forecast(const struct scene *scene, const struct loads *loads, struct head_sets *sets,
                        fdm_rank_forecast *out);

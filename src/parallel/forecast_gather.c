@@ -65,6 +65,11 @@ double exchange_seconds(const struct scene *scene, struct exchange_bytes bytes) 
     return fmax(node, net);
 }
 
+double with_host(const struct scene *scene, double seconds, int32_t exchanges) {
+    const fdm_links *links = &scene->links;
+    return exchanges > 0 ? links->host_start + fmax(seconds, exchanges * links->host_exchange) : seconds;
+}
+
 /* Bytes of a key and KV head that are fetched, and that come back as parts of gradients. */
 static double fetched_bytes(const fdm_problem *p) {
     const double batch = p->varlen ? 1 : (double)p->batch;
@@ -86,12 +91,15 @@ static void time_rank(const struct scene *scene, const struct loads *l, const st
                       fdm_rank_forecast *f) {
     const fdm_problem *p = scene->problem;
     const double a_key = fetched_bytes(p), back = returned_bytes(p);
+    const double parts = back * (double)(layout_rows(l->keys, f->rank) + f->keys_fetched); /* of a KV head */
+    const int32_t exchanges = l->rows->ranks < 2 ? 0 : sets->count * (back > 0 ? 2 : 1) + scene->more_exchanges;
     const double slower =
         1 + (double)scene->links.copy_sms / (double)(scene->device->num_sms ? scene->device->num_sms : 1);
     double most_heads = 0;
     f->seconds = f->exchange_seconds = exchange_seconds(scene, keys_of(l, f->rank, a_key * (double)sets->heads[0]));
     for (int32_t n = 0; n < sets->count; n++) {
-        const double work = work_of_rank(scene, l, f->rank, sets->heads[n]);
+        const double sums = exchanges && scene->links.sums_bandwidth > 0 ? parts / scene->links.sums_bandwidth : 0;
+        const double work = work_of_rank(scene, l, f->rank, sets->heads[n]) + (double)sets->heads[n] * sums;
         const double next = n + 1 < sets->count ? (double)sets->heads[n + 1] * a_key : 0;
         const double before = n > 0 ? (double)sets->heads[n - 1] * back : 0;
         const double copy = exchange_seconds(scene, keys_of(l, f->rank, next + before));
@@ -103,7 +111,7 @@ static void time_rank(const struct scene *scene, const struct loads *l, const st
     }
     const double last = exchange_seconds(scene, keys_of(l, f->rank, back * (double)sets->heads[sets->count - 1]));
     f->exchange_seconds += last;
-    f->seconds += last;
+    f->seconds = with_host(scene, f->seconds + last, exchanges);
     f->exposed_seconds = f->seconds - f->work_seconds;
     f->memory_bytes = (int64_t)((double)f->keys_fetched * most_heads * (a_key + back) * (sets->count > 1 ? 2 : 1));
 }

@@ -291,6 +291,10 @@ struct forecast {
     fdm_status status;
 };
 
+/* What a device takes, as where a CUDA graph is replayed. */
+static const fdm_links device_alone = {
+    .struct_bytes = sizeof device_alone, .host_start = -1, .host_exchange = -1, .sums_bandwidth = -1};
+
 static struct forecast forecast(const char *device_name, const fdm_problem *problem, int32_t ranks,
                                 const fdm_links *links, fdm_rank_algorithm algorithm) {
     struct forecast f = {.whole.struct_bytes = sizeof f.whole};
@@ -315,8 +319,8 @@ static void forecasts_exact_bytes(void **unused) {
     const fdm_problem p = causal_problem(16384, 16, 4);
     fdm_problem backward = p;
     backward.pass = FDM_BACKWARD;
-    const struct forecast f = forecast("sm_90", &p, 4, NULL, FDM_RANKS_GATHER);
-    const struct forecast b = forecast("sm_90", &backward, 4, NULL, FDM_RANKS_GATHER);
+    const struct forecast f = forecast("sm_90", &p, 4, &device_alone, FDM_RANKS_GATHER);
+    const struct forecast b = forecast("sm_90", &backward, 4, &device_alone, FDM_RANKS_GATHER);
     int64_t received = 0, sent = 0, back_received = 0, back_sent = 0;
     assert_int_equal(f.status, FDM_OK);
     assert_int_equal(b.status, FDM_OK);
@@ -386,6 +390,29 @@ static void forecasts_heed_links(void **unused) {
     assert_true(fabs(rated.whole.one_rank_seconds / (4.0 * 128 * 16 * 32768.0 * 32769 / 2 / 200e12) - 1) < 1e-2);
 }
 
+/* The host goes ahead of the device: it is waited for where it takes longer. */
+static void forecasts_count_the_host(void **unused) {
+    (void)unused;
+    const fdm_problem p = causal_problem(32768, 16, 16), small = causal_problem(2048, 16, 16);
+    fdm_problem backward = p;
+    backward.pass = FDM_BACKWARD;
+    fdm_links links = device_alone;
+    const double alone = forecast("sm_90", &p, 2, &links, FDM_RANKS_GATHER).whole.seconds;
+    links.host_start = 1e-3;
+    assert_true(fabs(forecast("sm_90", &p, 2, &links, FDM_RANKS_GATHER).whole.seconds - alone - 1e-3) < 1e-9);
+    links.host_exchange = 1; /* of one set, in one exchange; of ulysses in two, of the ring in one */
+    assert_true(fabs(forecast("sm_90", &small, 2, &links, FDM_RANKS_GATHER).whole.seconds - 1.001) < 1e-9);
+    assert_true(fabs(forecast("sm_90", &small, 2, &links, FDM_RANKS_ULYSSES).whole.seconds - 2.001) < 1e-9);
+    assert_true(fabs(forecast("sm_90", &small, 2, &links, FDM_RANKS_RING).whole.seconds - 1.001) < 1e-9);
+    /* Parts of dk and dv of 32768 keys of 16 heads: 2^29 bytes. */
+    links = device_alone;
+    const double free_sums = forecast("sm_90", &backward, 2, &links, FDM_RANKS_GATHER).whole.seconds;
+    links.sums_bandwidth = 1e9;
+    const double sums = forecast("sm_90", &backward, 2, &links, FDM_RANKS_GATHER).whole.seconds - free_sums;
+    assert_true(sums > 0.9 * 0.537 && sums < 1.1 * 0.537);
+    assert_true(forecast("sm_90", &p, 2, NULL, FDM_RANKS_GATHER).whole.seconds > alone + 500e-6 - 1e-9);
+}
+
 static void forecasts_check_arguments(void **unused) {
     (void)unused;
     fdm_problem p = causal_problem(4096, 16, 16);
@@ -433,6 +460,7 @@ int main(void) {
         cmocka_unit_test(forecasts_exact_bytes),
         cmocka_unit_test(forecasts_choose),
         cmocka_unit_test(forecasts_heed_links),
+        cmocka_unit_test(forecasts_count_the_host),
         cmocka_unit_test(forecasts_check_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
