@@ -10,8 +10,8 @@
 int tile_plan_possible(const fdm_problem *problem);
 int64_t tile_plan_bytes(const fdm_problem *problem);
 /* What is wanted beside the bits. Rows of the blocks that are put in order, 0: none; whether tiles are counted, for
- * TILES_ARE_SCATTERED; in which order the plan has the keys: key_sort.h's where `sorted` points at 1 on the device, else
- * as they lie, and so where both are NULL. */
+ * TILES_ARE_SCATTERED; in which order the plan has the keys: key_sort.h's where `sorted` points at 1 on the device,
+ * else as they lie, and so where both are NULL. */
 struct tile_plan_order {
     int32_t block_m, counts;
     const int32_t *keys, *sorted;

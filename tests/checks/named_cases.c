@@ -4,69 +4,67 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checks.h"
+#include "named_cases.h"
 
 static struct named_case *cases;
 static int64_t num_cases, max_cases;
-static struct named_case next; /* what a loop has not set is as begin() leaves it */
+struct named_case named_next;
 
-static void begin(const char *kernel, fdm_pass pass, int64_t head_dim, fdm_dtype dtype) {
-    next = (struct named_case){.kernel = kernel,
-                               .pass = pass,
-                               .dtype = dtype,
-                               .batch = 1,
-                               .heads = 1,
-                               .heads_kv = 1,
-                               .seqlen_q = 160,
-                               .seqlen_k = 160,
-                               .head_dim = head_dim,
-                               .head_dim_v = head_dim,
-                               .window_left = -1,
-                               .window_right = -1};
+void named_begin(const char *kernel, fdm_pass pass, int64_t head_dim, fdm_dtype dtype) {
+    named_next = (struct named_case){.kernel = kernel,
+                                     .pass = pass,
+                                     .dtype = dtype,
+                                     .batch = 1,
+                                     .heads = 1,
+                                     .heads_kv = 1,
+                                     .seqlen_q = 160,
+                                     .seqlen_k = 160,
+                                     .head_dim = head_dim,
+                                     .head_dim_v = head_dim,
+                                     .window_left = -1,
+                                     .window_right = -1};
 }
 
-static void shape(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q, int64_t seqlen_k) {
-    next.batch = batch;
-    next.heads = heads;
-    next.heads_kv = heads_kv;
-    next.seqlen_q = seqlen_q;
-    next.seqlen_k = seqlen_k;
+void named_shape(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q, int64_t seqlen_k) {
+    named_next.batch = batch;
+    named_next.heads = heads;
+    named_next.heads_kv = heads_kv;
+    named_next.seqlen_q = seqlen_q;
+    named_next.seqlen_k = seqlen_k;
 }
 
-static void window(int64_t left, int64_t right) {
-    next.window_left = left;
-    next.window_right = right;
+void named_window(int64_t left, int64_t right) {
+    named_next.window_left = left;
+    named_next.window_right = right;
 }
 
-static void add(const char *group) {
+void named_add(const char *group) {
     if (num_cases == max_cases) {
         max_cases = max_cases ? 2 * max_cases : 256;
         cases = realloc(cases, (size_t)max_cases * sizeof *cases);
         if (!cases)
             exit(2);
     }
-    next.group = group;
-    cases[num_cases++] = next;
+    named_next.group = group;
+    cases[num_cases++] = named_next;
 }
 
-static const fdm_dtype dtypes[] = {FDM_BFLOAT16, FDM_FLOAT16};
 static const int64_t head_dims[] = {256, 128};
 /* Everything twice: bfloat16 and float16, head dims of both tiles, without and with a causal mask. */
-#define FOR_EACH(list, at) for (size_t at = 0; at < sizeof(list) / sizeof *(list); at++)
-#define BEGIN(d, type)     begin(kernel, pass, head_dims[d], dtypes[type])
+#define BEGIN(d, type) named_begin(kernel, pass, head_dims[d], named_dtypes[type])
 
 static void add_lengths(const char *kernel, fdm_pass pass) {
     static const int64_t lengths[][2] = {{1, 1},     {64, 64},   {127, 127}, {128, 128}, {129, 129}, {255, 256},
                                          {256, 256}, {257, 257}, {384, 130}, {130, 384}, {1, 300}};
     FOR_EACH(lengths, n)
     FOR_EACH(head_dims, d)
-    FOR_EACH(dtypes, type)
+    FOR_EACH(named_dtypes, type)
     for (int causal = 0; causal < 2; causal++) {
         BEGIN(d, type);
-        next.seqlen_q = lengths[n][0];
-        next.seqlen_k = lengths[n][1];
-        next.causal = causal;
-        add("lengths");
+        named_next.seqlen_q = lengths[n][0];
+        named_next.seqlen_k = lengths[n][1];
+        named_next.causal = causal;
+        named_add("lengths");
     }
 }
 
@@ -76,10 +74,10 @@ static void add_groups(const char *kernel, fdm_pass pass) {
     FOR_EACH(head_dims, d)
     for (int causal = 0; causal < 2; causal++) {
         BEGIN(d, n % 2);
-        next.heads_kv = n % 2 + 1;
-        next.heads = groups[n] * next.heads_kv;
-        next.causal = causal;
-        add("groups");
+        named_next.heads_kv = n % 2 + 1;
+        named_next.heads = groups[n] * named_next.heads_kv;
+        named_next.causal = causal;
+        named_add("groups");
     }
 }
 
@@ -89,13 +87,13 @@ static void add_windows(const char *kernel, fdm_pass pass) {
     FOR_EACH(head_dims, d)
     for (int varlen = 0; varlen < 2; varlen++) {
         BEGIN(d, n % 2);
-        next.seqlen_q = 290;
-        next.seqlen_k = 333;
-        next.window_left = windows[n][0];
-        next.window_right = windows[n][1];
-        next.varlen = varlen;
-        next.batch = 1 + 2 * varlen;
-        add("windows");
+        named_next.seqlen_q = 290;
+        named_next.seqlen_k = 333;
+        named_next.window_left = windows[n][0];
+        named_next.window_right = windows[n][1];
+        named_next.varlen = varlen;
+        named_next.batch = 1 + 2 * varlen;
+        named_add("windows");
     }
 }
 
@@ -103,50 +101,50 @@ static void add_packed(const char *kernel, fdm_pass pass) {
     static const int64_t lengths[][2] = {{40, 40}, {128, 128}, {200, 150}, {150, 300}};
     FOR_EACH(lengths, n)
     FOR_EACH(head_dims, d)
-    FOR_EACH(dtypes, type)
+    FOR_EACH(named_dtypes, type)
     for (int causal = 0; causal < 2; causal++) {
         BEGIN(d, type);
-        next.seqlen_q = lengths[n][0];
-        next.seqlen_k = lengths[n][1];
-        next.batch = 4;
-        next.heads = 2;
-        next.varlen = next.rest = 1;
-        next.causal = causal;
-        next.dlse = n % 2;
-        add("packed");
+        named_next.seqlen_q = lengths[n][0];
+        named_next.seqlen_k = lengths[n][1];
+        named_next.batch = 4;
+        named_next.heads = 2;
+        named_next.varlen = named_next.rest = 1;
+        named_next.causal = causal;
+        named_next.dlse = n % 2;
+        named_add("packed");
     }
 }
 
 static void add_features(const char *kernel, fdm_pass pass) {
     FOR_EACH(head_dims, d)
-    FOR_EACH(dtypes, type)
+    FOR_EACH(named_dtypes, type)
     for (int causal = 0; causal < 2; causal++)
         for (int feature = pass == FDM_FORWARD; feature < 2; feature++) {
             BEGIN(d, type);
-            next.causal = causal;
-            next.heads = 2;
-            next.softcap = feature ? 7 : 0;
-            next.dlse = !feature;
-            add(feature ? "softcap" : "dlse");
+            named_next.causal = causal;
+            named_next.heads = 2;
+            named_next.softcap = feature ? 7 : 0;
+            named_next.dlse = !feature;
+            named_add(feature ? "softcap" : "dlse");
         }
 }
 
 /* Masks and biases, with rows and without. */
 static void add_scores(const char *kernel, fdm_pass pass) {
     FOR_EACH(head_dims, d)
-    FOR_EACH(dtypes, type)
+    FOR_EACH(named_dtypes, type)
     for (int causal = 0; causal < 2; causal++)
         for (int kind = 1; kind < 7; kind++) {
             const int rows = kind < 4 ? 1 : 2; /* struct named_case */
             BEGIN(d, type);
-            next.heads = 4;
-            next.heads_kv = 2;
-            next.seqlen_q = 140;
-            next.seqlen_k = 400;
-            next.causal = causal;
-            next.mask = (kind % 3 != 2) * rows;
-            next.bias = (kind % 3 != 1) * rows;
-            add("scores");
+            named_next.heads = 4;
+            named_next.heads_kv = 2;
+            named_next.seqlen_q = 140;
+            named_next.seqlen_k = 400;
+            named_next.causal = causal;
+            named_next.mask = (kind % 3 != 2) * rows;
+            named_next.bias = (kind % 3 != 1) * rows;
+            named_add("scores");
         }
 }
 
@@ -156,10 +154,10 @@ static void add_head_dims(const char *kernel, fdm_pass pass) {
     FOR_EACH(dims, n)
     for (int causal = 0; causal < 2; causal++) {
         BEGIN(0, n % 2);
-        next.head_dim = dims[n][0];
-        next.head_dim_v = dims[n][1];
-        next.causal = causal;
-        add("head dims");
+        named_next.head_dim = dims[n][0];
+        named_next.head_dim_v = dims[n][1];
+        named_next.causal = causal;
+        named_add("head dims");
     }
 }
 
@@ -170,15 +168,15 @@ static void add_variants(const char *kernel, fdm_pass pass, const int32_t *varia
     for (int32_t variant = 0; variant < variants[d]; variant++)
         for (int kind = 0; kind < 4; kind++) {
             BEGIN(d, (size_t)variant % 2);
-            next.variant = variant;
-            next.batch = 2;
-            next.heads = 3;
-            next.heads_kv = kind % 2 ? 1 : 3;
-            next.seqlen_q = 300;
-            next.seqlen_k = 280;
-            next.causal = kind % 2;
-            next.varlen = kind / 2;
-            add("ways to run");
+            named_next.variant = variant;
+            named_next.batch = 2;
+            named_next.heads = 3;
+            named_next.heads_kv = kind % 2 ? 1 : 3;
+            named_next.seqlen_q = 300;
+            named_next.seqlen_k = 280;
+            named_next.causal = kind % 2;
+            named_next.varlen = kind / 2;
+            named_add("ways to run");
         }
 }
 
@@ -191,16 +189,16 @@ static void add_idle_warpgroups(void) {
     FOR_EACH(dims, d)
     for (int window = 0; window < 3; window++)
         for (int scores = 1; scores < (dims[d] > 192 ? 3 : 4); scores++) { /* both do not fit beside the widest heads */
-            begin("hopper.forward", FDM_FORWARD, dims[d], dtypes[n % 2]);
-            next.heads = 2;
-            next.seqlen_q = lengths[n][0];
-            next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
-            next.causal = window < 2;
-            next.window_left = window ? 40 : -1;
-            next.window_right = window == 2 ? 20 : -1;
-            next.mask = scores & 1;
-            next.bias = scores >> 1;
-            add("idle warpgroups");
+            named_begin("hopper.forward", FDM_FORWARD, dims[d], named_dtypes[n % 2]);
+            named_next.heads = 2;
+            named_next.seqlen_q = lengths[n][0];
+            named_next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
+            named_next.causal = window < 2;
+            named_next.window_left = window ? 40 : -1;
+            named_next.window_right = window == 2 ? 20 : -1;
+            named_next.mask = scores & 1;
+            named_next.bias = scores >> 1;
+            named_add("idle warpgroups");
         }
 }
 
@@ -210,18 +208,18 @@ static void add_copies(void) {
     FOR_EACH(dims, n)
     for (int32_t variant = 0; variant < 2; variant++)
         for (int kind = 0; kind < 4; kind++) {
-            begin("hopper.forward", FDM_FORWARD, dims[n][0], dtypes[n % 2]);
-            next.head_dim_v = dims[n][1];
-            next.variant = variant;
-            next.batch = 2;
-            next.heads = 3;
-            next.heads_kv = kind % 2 ? 1 : 3;
-            next.seqlen_q = 200;
-            next.seqlen_k = 304;
-            next.causal = kind % 2;
-            next.varlen = kind == 2;
-            next.mask = kind == 3;
-            add("copies");
+            named_begin("hopper.forward", FDM_FORWARD, dims[n][0], named_dtypes[n % 2]);
+            named_next.head_dim_v = dims[n][1];
+            named_next.variant = variant;
+            named_next.batch = 2;
+            named_next.heads = 3;
+            named_next.heads_kv = kind % 2 ? 1 : 3;
+            named_next.seqlen_q = 200;
+            named_next.seqlen_k = 304;
+            named_next.causal = kind % 2;
+            named_next.varlen = kind == 2;
+            named_next.mask = kind == 3;
+            named_add("copies");
         }
 }
 
@@ -232,16 +230,16 @@ static void add_short(void) {
     FOR_EACH(rows, n)
     for (int32_t variant = 0; variant < 4; variant++)
         for (int kind = 0; kind < 3; kind++) {
-            begin("hopper.forward", FDM_FORWARD, dims[d], dtypes[n % 2]);
-            next.variant = variant;
-            next.batch = kind == 2 ? 2 : 1;
-            next.heads = groups[(n + d) % 4];
-            next.seqlen_q = rows[n];
-            next.seqlen_k = 600 + 100 * (int64_t)n;
-            next.causal = kind > 0;
-            next.window_left = kind == 1 && n % 2 ? 300 : -1;
-            next.varlen = kind == 2;
-            add("few rows, splits");
+            named_begin("hopper.forward", FDM_FORWARD, dims[d], named_dtypes[n % 2]);
+            named_next.variant = variant;
+            named_next.batch = kind == 2 ? 2 : 1;
+            named_next.heads = groups[(n + d) % 4];
+            named_next.seqlen_q = rows[n];
+            named_next.seqlen_k = 600 + 100 * (int64_t)n;
+            named_next.causal = kind > 0;
+            named_next.window_left = kind == 1 && n % 2 ? 300 : -1;
+            named_next.varlen = kind == 2;
+            named_add("few rows, splits");
         }
 }
 
@@ -250,15 +248,15 @@ static void add_many_splits(void) {
     static const int64_t lengths[] = {24000, 30001}, dims[] = {16, 64};
     FOR_EACH(lengths, n)
     FOR_EACH(dims, d) {
-        begin("mma.decode", FDM_FORWARD, dims[d], dtypes[n]);
-        next.seqlen_q = 1;
-        next.seqlen_k = lengths[n];
-        add("many splits");
-        begin("hopper.forward", FDM_FORWARD, dims[d], dtypes[n]);
-        next.seqlen_q = 100;
-        next.seqlen_k = lengths[n] / 2;
-        next.causal = (int)d;
-        add("many splits");
+        named_begin("mma.decode", FDM_FORWARD, dims[d], named_dtypes[n]);
+        named_next.seqlen_q = 1;
+        named_next.seqlen_k = lengths[n];
+        named_add("many splits");
+        named_begin("hopper.forward", FDM_FORWARD, dims[d], named_dtypes[n]);
+        named_next.seqlen_q = 100;
+        named_next.seqlen_k = lengths[n] / 2;
+        named_next.causal = (int)d;
+        named_add("many splits");
     }
 }
 
@@ -270,18 +268,18 @@ static void add_orders(void) {
     FOR_EACH(dims, d)
     for (int deterministic = 0; deterministic < 2; deterministic++)
         for (int window = 0; window < 3; window++) {
-            begin("hopper.backward", FDM_BACKWARD, dims[d], dtypes[n % 2]);
-            next.batch = n == 2 ? 2 : 1;
-            next.heads = 2;
-            next.heads_kv = n == 1 ? 1 : 2;
-            next.seqlen_q = lengths[n][0];
-            next.seqlen_k = lengths[n][1];
-            next.causal = window == 1;
-            next.window_left = window == 2 ? 150 : -1;
-            next.window_right = window == 2 ? 20 : -1;
-            next.varlen = n == 2;
-            next.deterministic = deterministic;
-            add("orders of additions");
+            named_begin("hopper.backward", FDM_BACKWARD, dims[d], named_dtypes[n % 2]);
+            named_next.batch = n == 2 ? 2 : 1;
+            named_next.heads = 2;
+            named_next.heads_kv = n == 1 ? 1 : 2;
+            named_next.seqlen_q = lengths[n][0];
+            named_next.seqlen_k = lengths[n][1];
+            named_next.causal = window == 1;
+            named_next.window_left = window == 2 ? 150 : -1;
+            named_next.window_right = window == 2 ? 20 : -1;
+            named_next.varlen = n == 2;
+            named_next.deterministic = deterministic;
+            named_add("orders of additions");
         }
 }
 
@@ -292,43 +290,43 @@ static void add_two_kernels(void) {
     FOR_EACH(dims, d)
     FOR_EACH(lengths, n)
     for (int causal = 0; causal < 2; causal++) {
-        begin("hopper.backward_2pass", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
-        next.head_dim_v = dims[d][1];
-        next.heads = 2;
-        next.heads_kv = n == 1 ? 1 : 2;
-        next.seqlen_q = lengths[n][0];
-        next.seqlen_k = lengths[n][1];
-        next.causal = causal;
-        next.softcap = 7;
-        next.dlse = n == 1;
-        add("softcap, two kernels");
-        next.varlen = 1; /* some sequences are empty */
-        next.batch = 4;
-        next.softcap = causal ? 7 : 0;
-        add("packed, two kernels");
-        next.varlen = next.softcap = 0;
-        next.batch = 1;
-        next.seqlen_k = 66 * (1 + (int64_t)d); /* the first rows see no key */
-        next.window_right = causal ? -1 : 3;
-        add("empty rows, two kernels");
+        named_begin("hopper.backward_2pass", FDM_BACKWARD, dims[d][0], named_dtypes[(n + d) % 2]);
+        named_next.head_dim_v = dims[d][1];
+        named_next.heads = 2;
+        named_next.heads_kv = n == 1 ? 1 : 2;
+        named_next.seqlen_q = lengths[n][0];
+        named_next.seqlen_k = lengths[n][1];
+        named_next.causal = causal;
+        named_next.softcap = 7;
+        named_next.dlse = n == 1;
+        named_add("softcap, two kernels");
+        named_next.varlen = 1; /* some sequences are empty */
+        named_next.batch = 4;
+        named_next.softcap = causal ? 7 : 0;
+        named_add("packed, two kernels");
+        named_next.varlen = named_next.softcap = 0;
+        named_next.batch = 1;
+        named_next.seqlen_k = 66 * (1 + (int64_t)d); /* the first rows see no key */
+        named_next.window_right = causal ? -1 : 3;
+        named_add("empty rows, two kernels");
     }
     FOR_EACH(dims, d)
     FOR_EACH(lengths, n)
     for (int causal = 0; causal < 2; causal++)
         for (int kind = 1; kind < 5; kind++) { /* mask, bias, both; the gradient of a bias */
-            begin("hopper.backward_2pass", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
-            next.head_dim_v = dims[d][1];
-            next.batch = kind == 4 ? 1 : 2;
-            next.heads = next.heads_kv = kind == 4 ? 1 : 2;
-            next.heads *= kind == 2 && n ? 2 : 1;
-            next.seqlen_q = lengths[n][0];
-            next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
-            next.causal = causal;
-            next.mask = kind % 2;
-            next.bias = kind > 1;
-            next.dbias = kind == 4;
-            next.dlse = n == 1;
-            add("scores, two kernels");
+            named_begin("hopper.backward_2pass", FDM_BACKWARD, dims[d][0], named_dtypes[(n + d) % 2]);
+            named_next.head_dim_v = dims[d][1];
+            named_next.batch = kind == 4 ? 1 : 2;
+            named_next.heads = named_next.heads_kv = kind == 4 ? 1 : 2;
+            named_next.heads *= kind == 2 && n ? 2 : 1;
+            named_next.seqlen_q = lengths[n][0];
+            named_next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
+            named_next.causal = causal;
+            named_next.mask = kind % 2;
+            named_next.bias = kind > 1;
+            named_next.dbias = kind == 4;
+            named_next.dlse = n == 1;
+            named_add("scores, two kernels");
         }
 }
 
@@ -350,75 +348,17 @@ static void add_listed_orders(void) {
     };
     FOR_EACH(rows, n)
     FOR_EACH(dims, d) {
-        begin("hopper.backward", FDM_BACKWARD, dims[d], dtypes[n % 2]);
-        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
-        next.causal = rows[n].causal;
-        next.varlen = rows[n].varlen;
-        next.mask = rows[n].mask;
-        next.bias = rows[n].bias;
-        next.intervals = rows[n].intervals;
-        next.shares = rows[n].shares;
-        next.dbias = rows[n].bias;
-        next.deterministic = 1;
-        add("orders of listed blocks");
-    }
-}
-
-/* Tiles of keys that are full, hidden or seen in part, by documents or by a mask that all rows share: several blocks of
- * rows and words of tiles, for each tile of the kernel. */
-static void add_tile_plans(void) {
-    static const struct {
-        int64_t dims[2], batch, heads, seqlen_q, seqlen_k;
-        int causal, window, varlen, mask, softcap;
-    } rows[] = {
-        {{64, 128}, 1, 1, 450, 450, 0, 0, 0, 0, 0},  {{128, 256}, 1, 2, 330, 330, 1, 0, 0, 0, 0},
-        {{64, 256}, 1, 1, 130, 2400, 0, 0, 0, 0, 1}, {{128, 176}, 2, 1, 200, 200, 0, 0, 1, 0, 0},
-        {{64, 128}, 2, 1, 200, 200, 1, 0, 1, 0, 1},  {{64, 128}, 1, 1, 330, 330, 0, 1, 0, 0, 0},
-        {{128, 256}, 2, 1, 150, 300, 0, 0, 0, 2, 0}, {{64, 128}, 2, 1, 200, 200, 1, 0, 1, 2, 0},
-    };
-    FOR_EACH(rows, n)
-    for (int d = 0; d < 2; d++) {
-        begin("hopper.forward", FDM_FORWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
-        shape(rows[n].batch, rows[n].heads, 1, rows[n].seqlen_q, rows[n].seqlen_k);
-        next.causal = rows[n].causal;
-        if (rows[n].window)
-            window(150, 70);
-        next.varlen = rows[n].varlen;
-        next.mask = rows[n].mask;
-        next.intervals = rows[n].mask ? 0 : 2;
-        next.softcap = rows[n].softcap ? 7 : 0;
-        add("tile plans");
-    }
-}
-
-/* Tiles of keys that documents or a mask that all rows share hide from blocks of rows, of kernels that look at each
- * key, with a mask plan and without; in a plan of more than a word, and in one that the call makes. */
-static void add_seen_tiles(void) {
-    static const struct {
-        const char *name;
-        fdm_pass pass;
-        fdm_dtype dtype;
-    } kernels[] = {{"mma.forward", FDM_FORWARD, FDM_BFLOAT16},
-                   {"mma.forward32", FDM_FORWARD, FDM_FLOAT32},
-                   {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32},
-                   {"mma.backward_d1024", FDM_BACKWARD, FDM_FLOAT16}};
-    static const struct {
-        int64_t batch, heads, heads_kv, seqlen_q, seqlen_k;
-        int causal, varlen, mask;
-    } rows[] = {
-        {1, 2, 2, 330, 330, 0, 0, 0}, {1, 2, 1, 130, 2400, 1, 0, 0}, {2, 1, 1, 200, 330, 0, 1, 0},
-        {2, 1, 1, 70, 600, 0, 0, 2},  {1, 1, 1, 130, 8200, 0, 0, 0},
-    };
-    FOR_EACH(kernels, k)
-    FOR_EACH(rows, n)
-    for (int d = 0; d < 2; d++) {
-        begin(kernels[k].name, kernels[k].pass, d ? 64 : 32, kernels[k].dtype);
-        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
-        next.causal = rows[n].causal;
-        next.varlen = rows[n].varlen;
-        next.mask = rows[n].mask;
-        next.intervals = rows[n].mask ? 0 : 2;
-        add("seen tiles");
+        named_begin("hopper.backward", FDM_BACKWARD, dims[d], named_dtypes[n % 2]);
+        named_shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
+        named_next.causal = rows[n].causal;
+        named_next.varlen = rows[n].varlen;
+        named_next.mask = rows[n].mask;
+        named_next.bias = rows[n].bias;
+        named_next.intervals = rows[n].intervals;
+        named_next.shares = rows[n].shares;
+        named_next.dbias = rows[n].bias;
+        named_next.deterministic = 1;
+        named_add("orders of listed blocks");
     }
 }
 
@@ -427,39 +367,11 @@ static void add_narrow_rows(void) {
     static const int64_t dims[] = {8, 16, 24, 32, 64};
     FOR_EACH(dims, n)
     for (int gathers = 0; gathers < 2; gathers++) {
-        begin(gathers ? "hopper.gather" : "hopper.forward", FDM_FORWARD, dims[n], dtypes[n % 2]);
-        shape(1, 2, 1, 150, 150);
-        next.causal = 1;
-        next.intervals = gathers ? 1 : 0;
-        add("narrow rows");
-    }
-}
-
-/* Intervals of head dims above 128, in a backward: documents (2), and scattered keys (1), which are sorted: several
- * blocks of rows and of keys, sequences that end within them, groups of heads, divided and not; masks of keys (0). */
-static void add_wide_intervals(void) {
-    static const struct {
-        int64_t dims[2], batch, heads, heads_kv, seqlen_q, seqlen_k;
-        int kind, causal, window, softcap, varlen;
-    } rows[] = {
-        {{160, 256}, 1, 1, 1, 330, 330, 2, 0, 0, 0, 0},  {{256, 192}, 1, 1, 1, 450, 450, 2, 1, 0, 0, 0},
-        {{256, 256}, 1, 2, 2, 200, 1100, 1, 0, 0, 0, 0}, {{192, 224}, 2, 2, 2, 330, 330, 1, 1, 0, 0, 0},
-        {{256, 256}, 1, 4, 1, 200, 330, 2, 0, 1, 0, 0},  {{160, 256}, 2, 1, 1, 130, 2100, 1, 0, 0, 1, 0},
-        {{136, 200}, 1, 2, 2, 140, 260, 2, 0, 0, 1, 0},  {{160, 256}, 2, 2, 2, 200, 330, 0, 0, 0, 0, 0},
-        {{136, 256}, 2, 2, 2, 130, 200, 0, 1, 0, 0, 1},  {{192, 256}, 3, 4, 2, 150, 200, 2, 1, 0, 0, 1},
-    };
-    FOR_EACH(rows, n)
-    for (int d = 0; d < 2; d++) {
-        begin("hopper.backward_2pass", FDM_BACKWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
-        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
-        next.causal = rows[n].causal;
-        if (rows[n].window)
-            window(150, 70);
-        next.intervals = rows[n].kind;
-        next.mask = rows[n].kind ? 0 : 2;
-        next.varlen = next.rest = rows[n].varlen;
-        next.softcap = rows[n].softcap ? 7 : 0;
-        add("intervals of wide heads");
+        named_begin(gathers ? "hopper.gather" : "hopper.forward", FDM_FORWARD, dims[n], named_dtypes[n % 2]);
+        named_shape(1, 2, 1, 150, 150);
+        named_next.causal = 1;
+        named_next.intervals = gathers ? 1 : 0;
+        named_add("narrow rows");
     }
 }
 
@@ -477,16 +389,16 @@ static void add_runs(void) {
         {64, 2, 1, 1, 600, 600, 1, 0, 0, 2, 0},   {128, 1, 2, 1, 600, 600, 1, 0, 0, 0, 1},
     };
     FOR_EACH(rows, n) {
-        begin("hopper.backward", FDM_BACKWARD, rows[n].dims, dtypes[n % 2]);
-        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
-        next.causal = rows[n].causal;
+        named_begin("hopper.backward", FDM_BACKWARD, rows[n].dims, named_dtypes[n % 2]);
+        named_shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
+        named_next.causal = rows[n].causal;
         if (rows[n].window)
-            window(150, 70);
-        next.mask = rows[n].mask;
-        next.bias = next.dbias = rows[n].bias;
-        next.softcap = rows[n].softcap ? 7 : 0;
-        next.intervals = 2;
-        add("runs of keys");
+            named_window(150, 70);
+        named_next.mask = rows[n].mask;
+        named_next.bias = named_next.dbias = rows[n].bias;
+        named_next.softcap = rows[n].softcap ? 7 : 0;
+        named_next.intervals = 2;
+        named_add("runs of keys");
     }
 }
 
@@ -524,19 +436,19 @@ static const struct any_kernel any_kernels[] = {
 static void add_many(const struct any_kernel *kernel) {
     enum { MANY = 65537 };
     for (int axis = 0; axis < (kernel->only_packed ? 1 : 3) && kernel->scores; axis++) {
-        begin(kernel->name, kernel->pass, 8, kernel->dtype);
-        next.seqlen_q = kernel->scores == 1 ? 2 : 1;
-        next.seqlen_k = 16;
-        next.batch = axis == 0 ? MANY : 1;
-        next.heads = axis > 0 ? MANY : 1;
-        next.heads_kv = axis > 1 ? MANY : 1;
-        next.mask = kernel->only_packed ? 0 : kernel->scores;
-        next.varlen = kernel->only_packed;
-        next.many = 1;
+        named_begin(kernel->name, kernel->pass, 8, kernel->dtype);
+        named_next.seqlen_q = kernel->scores == 1 ? 2 : 1;
+        named_next.seqlen_k = 16;
+        named_next.batch = axis == 0 ? MANY : 1;
+        named_next.heads = axis > 0 ? MANY : 1;
+        named_next.heads_kv = axis > 1 ? MANY : 1;
+        named_next.mask = kernel->only_packed ? 0 : kernel->scores;
+        named_next.varlen = kernel->only_packed;
+        named_next.many = 1;
         /* So many heads of a group are no few rows, and most kernels of Hopper take no masks of their own. */
         if (axis != 1 || !(strstr(kernel->name, "decode") ||
                            strstr("hopper.gather hopper.backward hopper.backward_2pass", kernel->name)))
-            add("more than 65535");
+            named_add("more than 65535");
     }
 }
 
@@ -545,48 +457,18 @@ static void add_apart(const struct any_kernel *kernel) {
     enum { BATCHES, HEADS, ROWS, AXES };
     for (int axis = 0; axis < AXES; axis++)
         for (int scored = kernel->only_scored; scored < (kernel->scores ? 2 : 1); scored++) {
-            begin(kernel->name, kernel->pass, 64, kernel->dtype);
-            next.batch = axis == BATCHES ? 2 : 1;
-            next.heads = next.heads_kv = axis == HEADS ? 3 : 1;
-            next.seqlen_q = axis == ROWS ? 3 : strstr(kernel->name, "decode") ? 4 : 70;
-            next.seqlen_k = axis == ROWS ? 3 : 112;
-            next.apart = axis == BATCHES ? 2 : 3;
-            next.causal = scored;
-            next.mask = next.bias = scored * kernel->scores;
-            next.refused = axis == ROWS && !kernel->rows_apart;
+            named_begin(kernel->name, kernel->pass, 64, kernel->dtype);
+            named_next.batch = axis == BATCHES ? 2 : 1;
+            named_next.heads = named_next.heads_kv = axis == HEADS ? 3 : 1;
+            named_next.seqlen_q = axis == ROWS ? 3 : strstr(kernel->name, "decode") ? 4 : 70;
+            named_next.seqlen_k = axis == ROWS ? 3 : 112;
+            named_next.apart = axis == BATCHES ? 2 : 3;
+            named_next.causal = scored;
+            named_next.mask = named_next.bias = scored * kernel->scores;
+            named_next.refused = axis == ROWS && !kernel->rows_apart;
             if (axis != ROWS || kernel->scores == 2 || !scored) /* a mask of three keys has no rows of 16 bytes */
-                add("2^31 bytes apart");
+                named_add("2^31 bytes apart");
         }
-}
-
-/* Row intervals, a block mask or both (runs: bits 0 and 1) beside everything, with hidden tiles and full ones. */
-static void add_rows(const char *kernel, fdm_pass pass, int32_t float32, int runs) {
-    static const int64_t dims[] = {64, 128}, wide_dims[] = {256, 160};
-    enum { OF_NONE, CAUSAL, WINDOW, PACKED, SOFTCAP, OF_MASK, KEY_MASK, INTERVALS, OF_BIAS, KEY_BIAS, PAIRS, KINDS };
-    const int decode = strstr(kernel, "decode") != NULL, hopper = strstr(kernel, "hopper") != NULL;
-    const int owns = hopper && pass == FDM_BACKWARD, wide = strstr(kernel, "2pass") != NULL;
-    FOR_EACH(dims, d)
-    for (int kind = OF_NONE; kind < KINDS; kind++) {
-        const int alike = owns && kind >= OF_MASK; /* what heads of keys share */
-        if (wide ? kind >= OF_BIAS || kind == OF_MASK : hopper && !owns && kind >= KEY_BIAS)
-            continue; /* mma's */
-        if (runs > 1 && d != (size_t)kind % 2)
-            continue;
-        begin(kernel, pass, wide ? wide_dims[d] : dims[d], float32 ? FDM_FLOAT32 : dtypes[kind % 2]);
-        shape(kind == PACKED ? 3 : 1 + kind % 2, 4, alike ? 4 : 2, decode ? 5 : 200, decode ? 600 : 304);
-        next.rows = (runs & 1) * (owns ? 2 : 1);
-        next.blocks = runs / 2 * (owns ? 2 : 1);
-        next.causal = kind == CAUSAL || kind == PACKED;
-        next.mask = kind == OF_MASK || kind == PAIRS ? 1 : kind == KEY_MASK ? 2 : 0;
-        next.bias = kind == OF_BIAS ? 1 : kind == KEY_BIAS || kind == PAIRS ? 2 : 0;
-        next.intervals = kind == INTERVALS;
-        next.varlen = next.rest = kind == PACKED;
-        next.softcap = kind == SOFTCAP ? 7 : 0;
-        next.dbias = pass == FDM_BACKWARD && next.bias;
-        next.deterministic = pass == FDM_BACKWARD && kind % 2;
-        window(kind == WINDOW ? 100 : -1, kind == WINDOW ? 30 : -1);
-        add(runs == 1 ? "row intervals" : runs == 2 ? "block masks" : "row intervals and block masks");
-    }
 }
 
 static void list_cases(void) {
@@ -608,9 +490,9 @@ static void list_cases(void) {
         add_head_dims(kernel, pass);
         add_variants(kernel, pass, kernels[k].variants);
     }
-    static void (*const others[])(void) = {add_idle_warpgroups, add_copies,      add_short,         add_many_splits,
-                                           add_orders,          add_two_kernels, add_listed_orders, add_tile_plans,
-                                           add_wide_intervals,  add_narrow_rows, add_runs,          add_seen_tiles};
+    static void (*const others[])(void) = {add_idle_warpgroups,  add_copies,      add_short,         add_many_splits,
+                                           add_orders,           add_two_kernels, add_listed_orders, named_tile_plans,
+                                           named_wide_intervals, add_narrow_rows, add_runs,          named_seen_tiles};
     FOR_EACH(others, n)
     others[n]();
     FOR_EACH(any_kernels, n) {
@@ -619,7 +501,7 @@ static void list_cases(void) {
         for (int runs = 1; runs <= 3; runs++)
             if (strstr("mma.forward32 mma.decode hopper.forward mma.backward32 hopper.backward_2pass",
                        any_kernels[n].name))
-                add_rows(any_kernels[n].name, any_kernels[n].pass, any_kernels[n].dtype == FDM_FLOAT32, runs);
+                named_rows(any_kernels[n].name, any_kernels[n].pass, any_kernels[n].dtype == FDM_FLOAT32, runs);
     }
 }
 
