@@ -216,8 +216,8 @@ typedef struct fdm_cache {
  *                                                                    each other, as far as the other masks say. Axes
  *                                                                    are rounded up; their extents say whether b is 64
  *                                                                    or 128
- *     tree                           [B, Sq, words]                  uint32 or int32, a bit for each of Sq rows: words is
- *                                                                    Sq / 32, rounded up
+ *     tree                           [B, Sq, words]                  uint32 or int32, a bit for each of Sq rows: words
+ *                                                                    are Sq / 32, rounded up
  *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
  *
  * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
@@ -890,7 +890,7 @@ struct fdm_tile_plan {
 FDM_API size_t fdm_mask_plan_bytes(const fdm_problem *problem);
 /* Fills *plan from q, k, v, the masks and the packing of `tensors`; outputs may be NULL. options NULL: the defaults.
  * Without memory, and with memory_bytes 0, it writes memory_bytes alone, as many as the call needs.
- * FDM_ERROR_UNSUPPORTED for a call with a cache. */
+ * FDM_ERROR_UNSUPPORTED for a call with a cache or a tree. */
 FDM_API fdm_status fdm_mask_plan(const fdm_tensors *tensors, const fdm_options *options, fdm_tile_plan *plan,
                                  void *stream);
 

@@ -25,7 +25,7 @@ KERNELS = re.compile(r"^src/families/cpu/(isa/.*|tile\w*\.h|vector_ops\.h)$")
 CUDA = {".cu", ".cuh"}
 CUDA_FILE_LINES = 700
 LONG_FILES = {
-    "include/flash_dmattn.h": 1350,  # the manual of every entry: most of it is comments
+    "include/flash_dmattn.h": 1400,  # the manual of every entry: most of it is comments
 }
 METHOD = " " * 4  # where methods of a struct begin
 STRUCT = re.compile(r"(?:typedef )?struct\b[^()]*$")

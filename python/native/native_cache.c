@@ -23,8 +23,8 @@ static fdm_cache cache_of(fdm_tensor *const *t, int interleaved, fdm_tensor *fau
 }
 
 /* cache_forward(q, k, v, mask, bias, sink, seqused_q, seqused_k, cu_seqlens_q, row_start, row_end, tree, *the cache's,
- * out, lse or None, fault of fdm_cache or None, *settings, rotary_interleaved, invariance, num_splits, split_keys, number of
- * threads, family or None; for CUDA tensors also the stream's address and what allocates) */
+ * out, lse or None, fault of fdm_cache or None, *settings, rotary_interleaved, invariance, num_splits, split_keys,
+ * number of threads, family or None; for CUDA tensors also the stream's address and what allocates) */
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     enum { Q, K, V, MASK, BIAS, SINK, USED_Q, USED_K, CU_Q, ROW_START, ROW_END, TREE, CACHE };
     enum { OUT = CACHE + NUM_OF_CACHE, LSE, FAULT, NUM };

@@ -1,8 +1,8 @@
 /* visible.c: finds the keys a block of lanes can see, and which lanes see them.
  *
  * Rows rise along lanes, so causal, window and an interval each leave a key visible to one range of lanes; the bits of
- * a panel are that range. A dense mask, row intervals, a block mask and a tree are turned into bits some keys ahead, and
- * combined with it. */
+ * a panel are that range. A dense mask, row intervals, a block mask and a tree are turned into bits some keys ahead,
+ * and combined with it. */
 #include "families/cpu/visible.h"
 
 #include "problem/block_views.h"

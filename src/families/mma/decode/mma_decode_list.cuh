@@ -254,8 +254,8 @@ __device__ __forceinline__ bool is_wanted(const struct gpu_forward_params &a, co
     }
     return seen;
 }
-/* Takes from what the lane's rows i see of a step's keys, the first of which is `first`, what their tree hides: bit half
- * * LANE_KEYS + n of `seen` is the n-th key of the lane. A loop apart, so that earlier keys cost one comparison a step. */
+/* Takes from what the lane's rows i see of a step's keys, from key `first` on, what their tree hides. Bit
+ * half * LANE_KEYS + n of `seen` is the n-th key of the lane. A loop apart: earlier keys cost a comparison a step. */
 __device__ __forceinline__ void hide_by_tree(const struct gpu_forward_params &a, const struct place &at,
                                              const int (&i)[2], int first, uint32_t &seen) {
     if (!TREE || first + STEP_KEYS <= at.diagonal)
