@@ -49,7 +49,8 @@ def passes_of(path: str) -> List[Dict[str, Any]]:
 
 def seconds_of(one: Dict[str, Any], constants: Sequence[float]) -> float:
     start_us, exchange_us, a_gb = constants
-    return 1e-6 * start_us + max(one["device"] + a_gb * one["parts"], 1e-6 * exchange_us * one["exchanges"])
+    on_device, on_host = one["device"] + a_gb * one["parts"], 1e-6 * exchange_us * one["exchanges"]
+    return float(1e-6 * start_us + max(on_device, on_host))
 
 
 def errors_of(passes: List[Dict[str, Any]], constants: Sequence[float]) -> List[float]:
@@ -68,7 +69,8 @@ def main() -> None:
         itertools.product(START_US, EXCHANGE_US, SECONDS_A_GB), key=lambda tried: mean_error(passes, tried)
     )
     for one, error in zip(passes, errors_of(passes, best)):
-        print(f"{one['what']:42} measured {1e3 * one['measured']:7.3f} ms, predicted {1e3 * seconds_of(one, best):7.3f}, {error:+.0%}")
+        measured, predicted = 1e3 * one["measured"], 1e3 * seconds_of(one, best)
+        print(f"{one['what']:42} measured {measured:7.3f} ms, predicted {predicted:7.3f}, {error:+.0%}")
     before = mean_error(passes, (0, 0, 0))
     largest = max(map(abs, errors_of(passes, best)))
     print(f"host_start {best[0]} us, host_exchange {best[1]} us, sums_bandwidth {1 / best[2]:.0f} GB/s")

@@ -1333,8 +1333,8 @@ FDM_API fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *commu
  * bias of 16-bit tensors is float32 there. dq, dk, dv and dbias are whole: nothing is left to be summed. A rank that
  * fails ends the communicator, so that its peers do not wait. On CUDA devices work is enqueued on the launch's stream,
  * which also waits for what the plan enqueues on a stream of its own; a plan runs once at a time. The ring's parts are
- * float32, of kernels for float32 tensors. dk and dv of float32 tensors by gather and by both are the CPU's alone. Never
- * run on hardware there. */
+ * float32, of kernels for float32 tensors. dk and dv of float32 tensors by gather and by both are the CPU's alone.
+ * Never run on hardware there. */
 FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tensors, void *workspace,
                                      size_t workspace_bytes, fdm_communicator *communicator, const fdm_launch *launch);
 

@@ -503,7 +503,7 @@ static void other_masks_are_refused(void **unused) {
         problem.block_mask_size = blocks ? 64 : 0;
         assert_int_equal(fdm_plan_ranks(&device, &problem, p.rows, NULL, &p.mask, &options, &plan),
                          FDM_ERROR_UNSUPPORTED);
-        assert_non_null(strstr(fdm_last_error(), "row intervals and block masks are not computed over ranks"));
+        assert_non_null(strstr(fdm_last_error(), "row intervals, block masks and trees are not computed over ranks"));
     }
     release_problem(&p);
 }

@@ -653,6 +653,9 @@ pub struct fdm_links {
     pub reserved: i32,
     pub flops: f64,
     pub memory_bytes: i64,
+    pub host_start: f64,
+    pub host_exchange: f64,
+    pub sums_bandwidth: f64,
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -48,7 +48,7 @@ layouts! {
     fdm_range 16 8 { first 0 end 8 }
     fdm_rank_mask 64 8 { struct_bytes 0 causal 4 seqlen_q 8 seqlen_k 16 window_left 24 window_right 32 num_lists 40 interval_start 48 interval_end 56 }
     fdm_layout_wish 88 8 { struct_bytes 0 kind 4 ranks 8 num_masks 12 total 16 block 24 cu_seqlens 32 num_documents 40 masks 48 weights 56 tolerance 64 ranges 72 range_counts 80 }
-    fdm_links 64 8 { struct_bytes 0 ranks_per_node 4 node_bandwidth 8 node_latency 16 net_bandwidth 24 net_latency 32 copy_sms 40 reserved 44 flops 48 memory_bytes 56 }
+    fdm_links 88 8 { struct_bytes 0 ranks_per_node 4 node_bandwidth 8 node_latency 16 net_bandwidth 24 net_latency 32 copy_sms 40 reserved 44 flops 48 memory_bytes 56 host_start 64 host_exchange 72 sums_bandwidth 80 }
     fdm_rank_forecast 96 8 { struct_bytes 0 rank 4 rows 8 pairs 16 keys_fetched 24 node_bytes 32 net_bytes 40 bytes_sent 48 memory_bytes 56 work_seconds 64 exchange_seconds 72 exposed_seconds 80 seconds 88 }
     fdm_ranks_forecast 448 8 { struct_bytes 0 algorithm 4 ranks 8 head_ranks 12 num_sets 16 from_model 20 seconds 24 one_rank_seconds 32 imbalance 40 reason 48 }
     fdm_message 24 8 { peer 0 reserved 4 memory 8 bytes 16 }
