@@ -45,20 +45,7 @@ static const char help[] =
     "  --tune WISH        kept, rules, or predict: what was kept, else the model's choice where it is surely faster\n"
     "  --resources        CUDA: compiles the kernels and prints registers, spill, shared memory and resident warps\n"
     "  --json\n"
-    "\n"
-    "  --ranks N          what the problem takes on N devices that share its rows, and how many pay: up to\n"
-    "                     them, twice as many make it 1.25 x as fast\n"
-    "  --nodes N          of equal size                              (8 ranks a node)\n"
-    "  --layout NAME      contiguous, zigzag, documents, balanced    (the fastest)\n"
-    "  --algorithm NAME   gather, ulysses, both, ring                (the fastest; the ring where memory demands it)\n"
-    "  --node-bandwidth GB/s  --node-latency US    of a rank in its node, one way    (348, 15: NVLink of H100)\n"
-    "  --net-bandwidth GB/s   --net-latency US     between nodes                     (45, 30: 400 Gbit/s InfiniBand)\n"
-    "  --host-start US  --host-exchange US         of the host, a pass and an exchange (500, 600; -1: none, as in a "
-    "graph)\n"
-    "  --sums-bandwidth GB/s                       of float32 parts of dk and dv     (200; -1: they take no time)\n"
-    "  --tflops X         of attention on one device, where no measured model has it\n"
-    "  --memory GB        that a rank may use beside its rows        (no limit)\n"
-    "\n"
+    "\n" PLAN_RANKS_HELP "\n"
     "examples: fdm plan --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal\n"
     "          fdm plan --device cpu:avx2 --pass backward --json\n"
     "          fdm plan --device sm_90 --pass backward --seqlen-q 8192 --head-dim 128 --dtype bf16 --explain\n"
@@ -255,16 +242,14 @@ static int set_ranks(struct ranks_request *r, int option, const char *name, cons
     default: return -1;
     }
     const int may_be_none = option == OPT_HOST_START || option == OPT_HOST_EXCHANGE || option == OPT_SUMS_BANDWIDTH;
-    if (!parse_real(name, text, real))
-        return 0;
-    return *real > 0 || (may_be_none && *real == -1) ||
-           complain(0, "--%s is '%s'; it must be above 0%s", name, text, may_be_none ? ", or -1" : "");
+    return parse_real(name, text, real) &&
+           (*real > 0 || (may_be_none && *real == -1) ||
+            complain(0, "--%s is '%s'; it must be above 0%s", name, text, may_be_none ? ", or -1" : ""));
 }
 
 static int asks_for_ranks(const struct ranks_request *r) {
-    return r->ranks || r->nodes || r->layout || r->algorithm || r->node_bandwidth > 0 || r->node_latency > 0 ||
-           r->net_bandwidth > 0 || r->net_latency > 0 || r->tflops > 0 || r->memory > 0 || r->host_start ||
-           r->host_exchange || r->sums_bandwidth;
+    static const struct ranks_request none;
+    return memcmp(r, &none, sizeof none) != 0; /* it has no padding */
 }
 
 /* 1, or 0 after a complaint. */

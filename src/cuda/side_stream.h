@@ -14,8 +14,8 @@ fdm_status cuda_side_create(int32_t device, struct cuda_side_stream **side);
 void cuda_side_release(struct cuda_side_stream *side); /* takes NULL too; what is enqueued still runs */
 void *cuda_side_handle(const struct cuda_side_stream *side);
 
-/* These enqueue, and wait for nothing on the host. Capturable: a capture of the caller's stream takes the side stream in
- * when it follows, and wants it back by an await before it ends. */
+/* These enqueue, and wait for nothing on the host. Capturable: a capture of the caller's stream takes in the side
+ * stream when it follows, and wants it back by an await before it ends. */
 /* What comes next on the side stream begins when what is on `stream` now has ended. */
 fdm_status cuda_side_follow(struct cuda_side_stream *side, void *stream);
 /* Remembers what is on the side stream now. */
