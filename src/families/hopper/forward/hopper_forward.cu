@@ -665,16 +665,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         if (RANGED && threadIdx.x < 32)
             none = a.gathers && !any_scattered(a.plan, false);
-        if (threadIdx.x == 0) {
+        if (threadIdx.x < (CACHED ? 32 : 1)) {
             prefetch_tensormap(&a.q_map);
             prefetch_tensormap(&a.k_map);
             prefetch_tensormap(&a.v_map);
-            if constexpr (!CACHED)
+            if constexpr (CACHED)
+                cache_producer(a, base).run_cache();
+            else
                 producer(a, base).run(none);
-        }
-        if (CACHED && threadIdx.x < 32)
-            cache_producer(a, base).run_cache();
-        else if (threadIdx.x >= 32) {
+        } else if (threadIdx.x >= 32) {
             if constexpr (RANGED)
                 if (threadIdx.x < 64)
                     range_writer(a, base).run();
