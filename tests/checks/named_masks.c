@@ -1,5 +1,5 @@
-/* named_masks.c: listed problems whose masks hide tiles: plans of tiles, keys that they hide, intervals of wide heads, row
- * intervals and block masks. */
+/* named_masks.c: listed problems whose masks hide tiles: plans of tiles, keys that they hide, intervals of wide
+ * heads, row intervals and block masks. */
 #include <string.h>
 
 #include "named_cases.h"

@@ -380,8 +380,8 @@ struct consumer {
         }
     }
 
-    /* Sets scores to -inf whose key lies in no run of the thread's two rows, of the keys from `key` on, which lie in one
-     * block of the block mask. */
+    /* Sets scores to -inf whose key lies in no run of the thread's two rows, of the keys from `key` on, which lie in
+     * one block of the block mask. */
     __device__ __forceinline__ void hide_others(const struct sequence &at, int key) {
         const struct gpu_forward_params &in = a.in.in;
         const int column = key + (int)tid_x_reread() % 4 * 2;

@@ -124,8 +124,7 @@ static int32_t shared_bytes(const struct tile *t, const struct fitted *f, int32_
 }
 
 /* Stages that the device's shared memory has room for; 1 may be too many. */
-static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm_device *device,
-                         const fdm_problem *p) {
+static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm_device *device, const fdm_problem *p) {
     int32_t stages = t->slices.stages_max;
     while (stages > 1 && shared_bytes(t, f, stages, p) > device->shared_bytes)
         stages--;

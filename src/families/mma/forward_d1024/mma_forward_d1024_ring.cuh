@@ -76,10 +76,10 @@ __device__ __forceinline__ void copy_tile(uint32_t shared, const char *global, i
 /* Copies a tile of columns from `column` on of the keys from `key` on of a cache in pages, of which the sequence sees
  * those from `padding` on. Keys without a place, and columns past the last, become 0. */
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void copy_paged_tile(uint32_t shared, const gpu_forward_params &a, const cached_keys &sequence,
-                                                const gpu_matrix &pages, const gpu_matrix &added, int32_t batch,
-                                                int32_t head, int32_t padding, int32_t key, int32_t column,
-                                                int32_t columns) {
+__device__ __forceinline__ void copy_paged_tile(uint32_t shared, const gpu_forward_params &a,
+                                                const cached_keys &sequence, const gpu_matrix &pages,
+                                                const gpu_matrix &added, int32_t batch, int32_t head, int32_t padding,
+                                                int32_t key, int32_t column, int32_t columns) {
     constexpr int PANELS = COLUMNS / 64, STEP = ROWS < COPY_ROWS ? COPY_ROWS / ROWS : 1;
     const chunk_place p = find_chunk<ROWS>();
     shared += chunk_shared<COLUMNS * 2>(p);
@@ -140,7 +140,7 @@ struct loader {
                                                      d, head_dim);
             else
                 copy_tile<BLOCK_KEYS, SLICE_D, KEEP_CHUNKS>(slice + k_to, k + (key * k_row_bytes + d * 2), k_row_bytes,
-                                                        seqlen_k - key, head_dim - d);
+                                                            seqlen_k - key, head_dim - d);
         } else {
             const int32_t v_slot = slot - K_SLOTS;
             const int32_t key = tile * BLOCK_N + v_slot / SLICE_PARTS * SLICE_KEYS;
@@ -150,7 +150,7 @@ struct loader {
                                                           key, column, columns_v);
             else
                 copy_tile<SLICE_KEYS, PART_COLUMNS, KEEP_CHUNKS>(slice + v_to, v + (key * v_row_bytes + column * 2),
-                                                             v_row_bytes, seqlen_k - key, columns_v - column);
+                                                                 v_row_bytes, seqlen_k - key, columns_v - column);
         }
         cp_async_mbarrier_arrive_noinc(shared + FULL_OFFSET + stage * 8);
         if (++slot == SLOTS) {
