@@ -8,7 +8,8 @@
 #include "gpu/tile_plan.h"
 #include "gpu/visible.cuh"
 
-/* What the plan has: key intervals, or a mask that all rows share. */
+/* What the plan has: key intervals, or a mask that all rows share. Other kernels leave the functions here out by `if
+ * constexpr`, and so keep their code. */
 #define SEEN_TILES ((INTERVALS || (MASK && !MASK_ROWS)) && !BLOCK_MASKED)
 
 /* A bit for each of the word-th 32 tiles of keys: one of `rows` rows from first_row on sees some of it. */
@@ -30,7 +31,7 @@ __device__ __forceinline__ uint32_t seen_tiles(const struct gpu_forward_params &
 template <int rows>
 __device__ __forceinline__ int next_seen_key(const struct gpu_forward_params &a, int batch, int head, int first_row,
                                              int key, int end) {
-    if (!SEEN_TILES || !a.block_mask)
+    if (!a.block_mask)
         return key;
     int tile = key / TILE_PLAN_TILE;
 #pragma unroll 1
@@ -47,7 +48,7 @@ __device__ __forceinline__ int next_seen_key(const struct gpu_forward_params &a,
 template <int rows, int keys>
 __device__ __forceinline__ bool hides_keys(const struct gpu_forward_params &a, int batch, int head, int first_row,
                                            int key) {
-    return SEEN_TILES && next_seen_key<rows>(a, batch, head, first_row, key, key + keys) == key + keys;
+    return next_seen_key<rows>(a, batch, head, first_row, key, key + keys) == key + keys;
 }
 
 #endif

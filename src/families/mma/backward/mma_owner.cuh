@@ -133,8 +133,9 @@ template <class looking>
 __device__ __forceinline__ int next_active(const struct gpu_backward_params &a, const struct place &at, int step,
                                            const looking &sees_some) {
     for (; step * OTHERS < at.end; step++) {
-        if (!OWNS_KEYS && hides_keys<OWN, OTHERS>(a.in, at.s.batch, at.head, at.first, step * OTHERS))
-            continue;
+        if constexpr (SEEN_TILES && !OWNS_KEYS)
+            if (hides_keys<OWN, OTHERS>(a.in, at.s.batch, at.head, at.first, step * OTHERS))
+                continue;
         bool any = !BLOCK_MASKED || mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
         if (KEYED)
             any = __syncthreads_or(any && sees_some(step));

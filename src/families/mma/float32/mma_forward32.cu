@@ -78,8 +78,9 @@ __device__ __forceinline__ int next_active(const struct gpu_forward_params &a, c
                                            uint32_t bounds) {
     for (; tile >= at.first_key / BLOCK_N; tile--) {
         bool any = !BLOCK_MASKED || mask_kind(a, at, tile) != GPU_BLOCK_HIDDEN;
-        if (hides_keys<BLOCK_M, BLOCK_N>(a, at.s.batch, at.head, at.first_row, tile * BLOCK_N))
-            continue;
+        if constexpr (SEEN_TILES)
+            if (hides_keys<BLOCK_M, BLOCK_N>(a, at.s.batch, at.head, at.first_row, tile * BLOCK_N))
+                continue;
         if (KEYED) {
             bool mine = false;
             if (any && threadIdx.x < BLOCK_N) {

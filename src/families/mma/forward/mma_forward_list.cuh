@@ -79,9 +79,11 @@ struct key_list {
         constexpr int each = MMA_FORWARD_LIST_STEP / THREADS;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         while (next_key < at.last_key && count + MMA_FORWARD_LIST_STEP <= MMA_FORWARD_LIST) {
-            next_key = next_seen_key<BLOCK_M>(a, at.batch, at.head, at.first_row, next_key, at.last_key);
-            if (SEEN_TILES && next_key >= at.last_key)
-                break;
+            if constexpr (SEEN_TILES) {
+                next_key = next_seen_key<BLOCK_M>(a, at.batch, at.head, at.first_row, next_key, at.last_key);
+                if (next_key >= at.last_key)
+                    break;
+            }
             uint32_t seen_by[each];
             float key_bias[each];
             int total = 0;
