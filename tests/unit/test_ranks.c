@@ -195,7 +195,9 @@ static int check_problem(struct problem *p, int number_of_it) {
     for (int n = 0; ran && n < START; n++) {
         if (!results.out[n].data)
             continue;
-        const double error = largest_error(&p->all[n], &results.out[n], n == LSE_LOW ? 1 : 1e-3);
+        /* A bias that is the same for all keys has no effect: its gradient is what rounding leaves of 0. */
+        const int is_rest = n == LSE_LOW || (n == DBIAS && p->all[n].shape[3] == 1);
+        const double error = largest_error(&p->all[n], &results.out[n], is_rest ? 1 : 1e-3);
         const double rounded = n == LSE || n == LSE_LOW ? 1e-2 : 3e-2;
         const double bound = p->dtype == FDM_FLOAT64    ? 1e-12
                              : p->dtype == FDM_BFLOAT16 ? rounded
@@ -214,7 +216,7 @@ static int check_problem(struct problem *p, int number_of_it) {
 
 static void equals_one_call(void **unused) {
     (void)unused;
-    const int count = on_cuda() ? 60 : 400;
+    const int count = on_cuda() ? 100 : 400;
     int ran = 0, by[5] = {0};
     state = 11;
     for (int n = 0; n < count; n++) {
