@@ -21,8 +21,10 @@ from ._arrays import Borrowed, borrow, borrow_needed, is_array, is_torch
 from ._device_arrays import CPU, device_of, lender_of, say
 
 # The tensors of a call, by the names of arguments: what is read beside q and the cache, and what says where keys lie.
-READ = ("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_q")
-READ += ("row_intervals start", "row_intervals end", "tree")
+READ = (
+    *("attn_mask", "attn_bias", "sink", "seqused_q", "seqused_k", "cu_seqlens_q"),
+    *("row_intervals start", "row_intervals end", "tree"),
+)
 PLACES = ("block_table", "page_start", "cache_batch_idx", "cache_seqlens", "cache_leftpad")
 ADDED = ("key", "value", "cu_seqlens_new", "rotary cos", "rotary sin", "rotary_seqlens")
 FORWARD_NAMES = ("query", "key_cache", "value_cache", *READ, *PLACES, *ADDED)
