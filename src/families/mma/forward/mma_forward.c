@@ -27,7 +27,7 @@ struct tile {
         enum scoring scoring;
         int32_t exact;      /* head dims, rounded up to 16: 1 both head_dim_max, 2 equal, 0 any */
         int32_t windowed;   /* 0: only without causal and window, 2: only with */
-        int32_t extras_max; /* how many of intervals, mask, bias (counted twice) and varlen there may be */
+        int32_t extras_max; /* as extras_of() counts them */
         int32_t seqlen_k_min;
         int32_t arch_max;       /* compute capability, 90 = 9.0, beyond which the assembler spills; 0: none */
         int32_t cache_arch_max; /* the same beside a cache; -1: it spills on all */
@@ -108,16 +108,16 @@ static const struct tile tiles[] = {
     {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 5, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 64, .stages = 2, .blocks = 2},
      .reason = "16 rows a warp leave registers for mask, bias and softcap"},
-    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 5, .arch_max = 90},
+    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 7, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 32, .stages = 2, .blocks = 2},
      .reason = "fits 99 KB"},
-    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 5},
+    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 7},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 2},
      .reason = "fits 99 KB"},
-    {.takes = {.head_dim_max = 256, .scoring = MIXED, .windowed = 1, .extras_max = 5, .arch_max = 90},
+    {.takes = {.head_dim_max = 256, .scoring = MIXED, .windowed = 1, .extras_max = 7, .arch_max = 90},
      .shape = {.warps = 8, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 1},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 256, .scoring = MIXED, .windowed = 1, .extras_max = 5},
+    {.takes = {.head_dim_max = 256, .scoring = MIXED, .windowed = 1, .extras_max = 7},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 1},
      .reason = "fits 99 KB"},
 };
@@ -145,9 +145,10 @@ static enum scoring scoring_of(const fdm_problem *p) {
 static int is_cached(const fdm_problem *p) { return p->has_cache || p->invariance; }
 static int is_paged(const fdm_problem *p) { return gpu_cache_constant(p) == GPU_CACHE_PAGES || p->invariance; }
 
-/* A bias in a list takes the registers of two. */
+/* A bias in a list takes the registers of two, and so do runs of rows beside a list. */
 static int32_t extras_of(const fdm_problem *p) {
-    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || is_cached(p));
+    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || is_cached(p)) +
+           (p->has_intervals && gpu_row_runs(p) ? 2 : 0);
 }
 
 /* Mask and bias rows are copied to shared memory beside the keys. */
