@@ -32,9 +32,9 @@ static const char help[] =
     "  --varlen           sequences packed one after the other; batch is their number, seqlen the longest\n"
     "  --topk W           key intervals as of a top-W of one bias a key, causal\n"
     "  --total N          packed rows in all, of unlike lengths  (batch x seqlen)\n"
-    "  --sink             a learnable sink for each head\n"
-    "  --seqused          lengths of rows and keys on the device\n"
+    "  --sink  --seqused                           a learnable sink for each head; lengths on the device\n"
     "  --page-size N  --max-pages N                a KV cache in pages, and the columns of its table\n"
+    "  --value-in-key     v is the first head-dim-v columns of k, as in a latent cache\n"
     "  --append  --rotary N                        the call appends seqlen-q keys, and rotates N dims of q and k\n"
     "  --invariance 1|2   equal bits whatever else is in a call, or however rows are cut into calls\n"
     "  --num-splits N  --split-keys N              parts of the keys, or the keys of a part\n"
@@ -98,6 +98,7 @@ enum {
     OPT_SINK,
     OPT_SEQUSED,
     OPT_APPEND,
+    OPT_VALUE_IN_KEY,
     OPT_VARLEN,
     OPT_THREADS,
     OPT_FAMILY,
@@ -157,6 +158,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"tree", no_argument, 0, OPT_TREE},
                                         {"seqused", no_argument, 0, OPT_SEQUSED},
                                         {"append", no_argument, 0, OPT_APPEND},
+                                        {"value-in-key", no_argument, 0, OPT_VALUE_IN_KEY},
                                         {"varlen", no_argument, 0, OPT_VARLEN},
                                         {"threads", required_argument, 0, OPT_THREADS},
                                         {"family", required_argument, 0, OPT_FAMILY},
@@ -272,6 +274,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_TREE: return p->has_tree = 1;
     case OPT_SEQUSED: return p->has_seqused_q = p->has_seqused_k = 1;
     case OPT_APPEND: return r->appends = 1;
+    case OPT_VALUE_IN_KEY: return p->value_in_key = 1;
     case OPT_VARLEN: return p->varlen = 1;
     case OPT_FAMILY: r->options.family = text; return 1;
     case OPT_KERNEL: r->options.kernel = text; return 1;
@@ -418,10 +421,7 @@ static void print_plan(const fdm_plan *plan, const char *device, const struct re
     if (plan->device.type == FDM_CPU)
         printf("  threads    %d\n", plan->num_threads);
     plan_print_tiles(&plan->problem);
-    if (r->explain)
-        print_steps(plan->reason);
-    else
-        printf("  because    %s\n", plan->reason);
+    r->explain ? print_steps(plan->reason) : (void)printf("  because    %s\n", plan->reason);
 }
 
 /* A line for each kernel that takes the problem on this device: its name and its choice codes; as JSON, an object of

@@ -462,7 +462,8 @@ typedef struct fdm_problem {
     int32_t block_mask_size;                        /* 64 or 128: rows and keys of its blocks; 0 = no block mask */
     int32_t block_mask_batch, block_mask_heads;     /* extents, 1 = broadcast */
     int8_t has_tree;
-    int8_t reserved[3]; /* 0 */
+    int8_t value_in_key; /* 1: v is the first columns of k: the same address and strides, head_dim_v below head_dim */
+    int8_t reserved[2];  /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

@@ -49,6 +49,7 @@ static const char *const broken[OF_PLAN] = {
     [FACT_Q_MAPPABLE] = FOR_OTHERS("q and dout" MAPPABLE),
     [FACT_KEYS_MAPPABLE] = FOR_OTHERS("k and v" MAPPABLE),
     [FACT_SCORES_MAPPABLE] = FOR_OTHERS("a mask and bias" MAPPABLE),
+    [FACT_VALUE_IN_KEY] = "the plan is for a v that is the first columns of k, but this v lies elsewhere",
     [SAME_SHAPES] = "the tensors have other shapes or another dtype than the plan",
     [SAME_SCORES] = "the tensors have another mask, bias, sink, key or row intervals than the plan",
     [SAME_CACHE] = "the tensors have another cache, table, new keys or rotary tables than the plan",
@@ -56,7 +57,7 @@ static const char *const broken[OF_PLAN] = {
 };
 
 static inline int is_broken(enum field_rule rule, const void *planned, const void *now, size_t bytes) {
-    if (rule > FACT_SCORES_MAPPABLE)
+    if (rule > FACT_VALUE_IN_KEY)
         return memcmp(planned, now, bytes) != 0;
     return !struct_is_zero(planned, bytes) && struct_is_zero(now, bytes);
 }
@@ -68,14 +69,14 @@ static fdm_status check_same_problem(const fdm_plan *plan, fdm_problem *now) {
     if (memcmp(p, now, sizeof *p) == 0) /* it has no padding; most calls are just the plan's */
         return FDM_OK;
     int breaks[NUM_FIELD_RULES] = {0};
-#define COMPARE(field, kind, value, rule)                                           \
-    breaks[rule] |= is_broken(rule, &p->field, &now->field, sizeof p->field);       \
-    if (rule <= FACT_SCORES_MAPPABLE && struct_is_zero(&p->field, sizeof p->field)) \
+#define COMPARE(field, kind, value, rule)                                        \
+    breaks[rule] |= is_broken(rule, &p->field, &now->field, sizeof p->field);    \
+    if (rule <= FACT_VALUE_IN_KEY && struct_is_zero(&p->field, sizeof p->field)) \
         memset(&now->field, 0, sizeof now->field);
     FDM_PROBLEM_FIELDS(COMPARE, COMPARE)
     for (int rule = FACT_ALIGNED; rule < OF_PLAN; rule++) {
-        const int of_maps = rule > FACT_ALIGNED && rule <= FACT_SCORES_MAPPABLE;
-        if (breaks[rule] && (!of_maps || plan->device.type == FDM_CUDA))
+        const int of_cuda = rule > FACT_ALIGNED && rule <= FACT_VALUE_IN_KEY;
+        if (breaks[rule] && (!of_cuda || plan->device.type == FDM_CUDA))
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s", broken[rule]);
     }
     return FDM_OK;

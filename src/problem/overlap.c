@@ -131,6 +131,13 @@ int tensors_same(const fdm_tensor *a, const fdm_tensor *b) {
     return i == a->ndim && j == b->ndim;
 }
 
+int tensor_begins(const fdm_tensor *part, const fdm_tensor *whole) {
+    int same = tensor_data(part) == tensor_data(whole) && bytes_of(part) == bytes_of(whole);
+    for (int32_t i = 0; i + 1 < part->ndim; i++)
+        same &= part->shape[i] == whole->shape[i] && tensor_stride(part, i) == tensor_stride(whole, i);
+    return same && part->shape[part->ndim - 1] <= whole->shape[part->ndim - 1];
+}
+
 fdm_status tensors_check_apart(const struct named_tensor *all, int32_t count) {
     struct span spans[TENSORS_MAX];
     for (int32_t i = 0; i < count; i++)

@@ -172,6 +172,10 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
         status = dkv_validate(p);
     if (!status)
         status = splits_validate(p);
+    if (!status && p->value_in_key != 0 && (p->value_in_key != 1 || p->head_dim_v >= p->head_dim))
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT,
+                           "value_in_key is %d beside head dims %lld and %lld; it is 0, or 1 where v has fewer",
+                           p->value_in_key, (long long)p->head_dim, (long long)p->head_dim_v);
     return status ? status : sinks_validate(p);
 }
 
@@ -554,6 +558,7 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
     const int in_place = pass == FDM_FORWARD && p.varlen && tensors_overlap(t->out, t->q);
     p.q_mappable = !in_place && tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
     p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);
+    p.value_in_key = p.head_dim_v < p.head_dim && tensor_begins(t->v, t->k);
     p.scores_mappable =
         p.scores_aligned && (!t->mask || tensor_mappable(t->mask)) && (!t->bias || tensor_mappable(t->bias));
     *problem = p;

@@ -27,6 +27,7 @@ enum field_rule {
     FACT_Q_MAPPABLE,
     FACT_KEYS_MAPPABLE,
     FACT_SCORES_MAPPABLE,
+    FACT_VALUE_IN_KEY,
     SAME_SHAPES,
     SAME_SCORES,
     SAME_OUTPUTS,
@@ -107,6 +108,7 @@ enum field_rule {
     X(scores_aligned, FIELD_INT32, 1, FACT_SCORES_ALIGNED) \
     X(q_mappable, FIELD_INT32, 1, FACT_Q_MAPPABLE)         \
     X(keys_mappable, FIELD_INT32, 1, FACT_KEYS_MAPPABLE)   \
+    X(value_in_key, FIELD_INT8, 0, FACT_VALUE_IN_KEY)      \
     X(scores_mappable, FIELD_INT32, 1, FACT_SCORES_MAPPABLE)
 
 /* fdm_problem has no padding, so that a field without a row changes the sum. */

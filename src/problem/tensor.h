@@ -35,6 +35,8 @@ int tensor_mappable(const fdm_tensor *tensor);
 int tensors_overlap(const fdm_tensor *a, const fdm_tensor *b);
 /* Whether they are the same elements in the same order, whatever axes of extent 1 lie between. */
 int tensors_same(const fdm_tensor *a, const fdm_tensor *b);
+/* Whether `part` is the first columns of `whole`, which has as many axes: the same but for their last extents. */
+int tensor_begins(const fdm_tensor *part, const fdm_tensor *whole);
 /* A tensor of a call, which has at most 40; NULL where it is absent. */
 struct named_tensor {
     const char *name;

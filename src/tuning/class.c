@@ -55,7 +55,7 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
     return snprintf(text, size,
                     "%s %s, D %lld %lld, group %lld, heads %lld, rows %lld, keys %lld, packed %lld %lld, causal %d, "
                     "window %lld "
-                    "%lld, softcap %d, %s, low lse %d, gradients %d%d%d%d%d%d, aligned %d%d%d%d%d",
+                    "%lld, softcap %d, %s, low lse %d, gradients %d%d%d%d%d%d, aligned %d%d%d%d%d%s",
                     backward ? "backward" : "forward", fdm_dtype_name(p->dtype), (long long)p->head_dim,
                     (long long)p->head_dim_v, (long long)(p->heads / (p->heads_kv ? p->heads_kv : 1)),
                     (long long)tuning_batch_edge(p->batch * p->heads), (long long)tuning_length_edge(p->seqlen_q),
@@ -65,7 +65,8 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
                     (long long)side_edge(p->window_left), (long long)side_edge(p->window_right), p->softcap > 0, scores,
                     p->has_lse_low, backward && p->needs_dq, backward && p->needs_dk, backward && p->needs_dv,
                     backward && p->needs_dbias, backward && p->needs_dsink, backward && p->has_dlse, p->aligned,
-                    p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable) < (int)size;
+                    p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable,
+                    p->value_in_key ? ", v in k" : "") < (int)size;
 }
 
 fdm_status tuning_key_of(const fdm_device *device, const char *class, int32_t num_threads, char key[TUNING_KEY_BYTES]) {

@@ -99,6 +99,11 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
                            .k = matrix(t, p, device, 1, p->head_dim),
                            .v = matrix(t, p, device, 1, p->head_dim_v),
                            .out = matrix(t, p, device, 0, p->head_dim_v)};
+    if (p->value_in_key) {
+        fdm_tensor *v = (fdm_tensor *)(uintptr_t)t->all.v;
+        v->data = t->all.k->data;
+        v->strides = t->all.k->strides;
+    }
     if (p->needs_lse)
         t->all.lse = rows(t, p, device);
     if (p->has_lse_low)
@@ -217,6 +222,7 @@ const struct problem_field problem_fields[] = {
     FIELD(block_mask_batch, FIELD_OF_TENSORS),
     FIELD(block_mask_heads, FIELD_OF_TENSORS),
     FIELD(has_tree, FIELD_OF_TENSORS),
+    FIELD(value_in_key, FIELD_FACT),
     FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];

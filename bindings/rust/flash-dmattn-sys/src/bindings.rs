@@ -274,7 +274,8 @@ pub struct fdm_problem {
     pub block_mask_batch: i32,
     pub block_mask_heads: i32,
     pub has_tree: i8,
-    pub reserved: [i8; 3],
+    pub value_in_key: i8,
+    pub reserved: [i8; 2],
 }
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
