@@ -54,7 +54,7 @@ static struct both {
 static struct scene {
     fdm_dtype dtype;
     int64_t batch, heads, heads_kv, head_dim, head_dim_v, page, pages, columns, seqlen_q, new_rows, bound;
-    int packed_q, packed_new, paged, slots, ragged;
+    int packed_q, packed_new, paged, slots, ragged, latent;
     fdm_cache host_cache, device_cache;
 } s;
 
@@ -139,14 +139,20 @@ static void download(int n) {
 
 /* ---- a scene ---- */
 
-/* Of a kernel for prompts: tiles of rows and of keys, in few specialisations. */
-static void draw_prompts(void) {
+/* Of a kernel for prompts: tiles of rows and of keys, in few specialisations. 2: of a latent cache. */
+static void draw_prompts(int prompts) {
     s.dtype = FDM_BFLOAT16;
     s.head_dim = s.head_dim_v = PICK(64, 128);
     s.page = PICK(16, 16, 48, 64);
     s.columns = 1 + below(s.page == 16 ? 20 : 6);
     s.seqlen_q = 1 + below(below(2) ? 20 : 150);
     s.new_rows = below(2) * (1 + below(s.seqlen_q));
+    if (prompts < 2)
+        return;
+    s.latent = s.heads_kv = 1;
+    s.heads = PICK(5, 16, 80);
+    s.head_dim = 576, s.head_dim_v = 512;
+    s.seqlen_q = 1 + below(4), s.new_rows = 0;
 }
 
 static void draw_sizes(int attends, int in_16_bits, int prompts) {
@@ -164,7 +170,7 @@ static void draw_sizes(int attends, int in_16_bits, int prompts) {
     s.columns = s.paged ? 1 + below(s.page < 16 ? 60 : 5) : 1;
     s.seqlen_q = 1 + below(4);
     if (prompts)
-        draw_prompts();
+        draw_prompts(prompts);
     s.pages = s.paged ? s.batch * s.columns : s.batch;
     s.bound = s.page * s.columns;
     s.slots = !attends && below(3) == 0;
@@ -182,7 +188,7 @@ static void make_tensors(int attends) {
     const int64_t out[4] = {s.batch, s.seqlen_q, s.heads, s.head_dim_v},
                   packed_out[3] = {packed_q[0], s.heads, s.head_dim_v};
     const int64_t lists[1] = {s.batch}, offsets[1] = {s.batch + 1}, rows[2] = {POSITIONS_MAX, s.head_dim / 2};
-    const int swapped = (int)below(2), turns = below(2) == 0;
+    const int swapped = (int)below(2), turns = !s.latent && below(2) == 0;
     for (int of_v = 0; of_v < 2; of_v++) {
         const int64_t depth = of_v ? s.head_dim_v : s.head_dim;
         const int64_t cache[4] = {s.pages, s.page, s.heads_kv, depth},
@@ -192,6 +198,10 @@ static void make_tensors(int attends) {
         if (s.new_rows)
             draw_numbers(
                 make(K_NEW + of_v, s.dtype, s.packed_new ? 3 : 4, s.packed_new ? packed : added, padding, 0, 0), 0.125);
+    }
+    if (s.latent) { /* v is the first columns of k */
+        t[CACHE_V].host_tensor = t[CACHE_K].host_tensor, t[CACHE_V].host_tensor.shape = t[CACHE_V].host_shape;
+        t[CACHE_V].device_tensor = t[CACHE_K].device_tensor, t[CACHE_V].device_tensor.shape = t[CACHE_V].shape;
     }
     if (attends || turns)
         draw_numbers(make(Q, s.dtype, s.packed_q ? 3 : 4, s.packed_q ? packed_q : q, 0, 0, 0), 0.125);
@@ -218,7 +228,7 @@ static void make_tensors(int attends) {
         make(CU_NEW, FDM_INT32, 1, offsets, 0, 0, 0);
     if (below(2))
         make(CACHE_ROW, FDM_INT32, 1, lists, 0, 0, 0);
-    if (attends && below(2))
+    if (attends && !s.latent && below(2))
         make(FIRST_KEY, FDM_INT32, 1, lists, 0, 0, 0);
     if (turns && below(2))
         make(ROTARY_START, FDM_INT32, 1, lists, 0, 0, 0);
@@ -471,8 +481,10 @@ static fdm_tensors attention_call(int on_device) {
 
 static const char *execute_both(const fdm_plan *plan, const fdm_options *options, void *workspace) {
     const fdm_tensors call[2] = {attention_call(0), attention_call(1)};
+    fdm_options on_host = *options;
+    on_host.family = s.latent ? "reference" : NULL; /* for wide heads */
     upload();
-    if (fdm_attention_forward(&call[0], options, NULL) ||
+    if (fdm_attention_forward(&call[0], &on_host, NULL) ||
         fdm_execute(plan, &call[1], workspace, (size_t)plan->workspace_bytes, NULL) || fdm_synchronize(cuda))
         return fdm_last_error();
     const double most = s.dtype == FDM_FLOAT32 ? 2e-5 : s.dtype == FDM_FLOAT16 ? 4e-3 : 3e-2;
@@ -537,20 +549,13 @@ static const char *check_plan(const struct options *o, char *about, size_t bytes
     fdm_options options = fdm_options_default();
     void *workspace = NULL;
     const char *fault = NULL;
-    const int prompts = o->kernel && !strstr(o->kernel, "decode");
+    const int prompts = !o->kernel || strstr(o->kernel, "decode") ? 0 : strstr(o->kernel, "latent") ? 2 : 1;
     begin_scene(1, o->kernel != NULL, prompts, about, bytes); /* a kernel that is named may take no others */
     options.max_seqlen_q = s.packed_q ? s.seqlen_q : 0;
     options.max_seqlen_k = s.bound;
     options.causal = (int32_t)below(2);
-    options.window_left = options.causal && below(3) == 0 ? below(s.bound + 1) : -1;
-    const fdm_tensors call = {.struct_bytes = sizeof call,
-                              .q = of(Q, 1),
-                              .k = of(CACHE_K, 1),
-                              .v = of(CACHE_V, 1),
-                              .cu_seqlens_q = of(CU_Q, 1),
-                              .out = of(Q_OUT, 1),
-                              .lse = of(LSE, 1),
-                              .cache = &s.device_cache};
+    options.window_left = options.causal && !s.latent && below(3) == 0 ? below(s.bound + 1) : -1;
+    const fdm_tensors call = attention_call(1);
     options.kernel = o->kernel;
     if (fdm_device_query(FDM_CUDA, 0, &device) || fdm_describe(FDM_FORWARD, &call, &options, &problem))
         return fdm_last_error();

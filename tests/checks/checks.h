@@ -85,6 +85,7 @@ struct trial {
     int keyed;   /* 1: 16-bit, neat, and intervals, masks and biases without rows over several tiles */
     int scored;  /* 1: the same, but masks and biases have rows, which are neat too */
     int lengthy; /* 1: many keys and few rows, or many rows and few keys */
+    int latent;  /* 1: 16-bit and plain, D 576, Dv 512; V is the first columns of K */
     int mild;    /* 1: scores are of ordinary size */
     int huge;    /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
     int far;     /* some tensors are far: 1 by any number of pieces, which seldom fit on a device; 2 by a few */
@@ -106,6 +107,8 @@ struct trial {
     struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
     struct serving *serving;             /* serving.c: the call has a cache; NULL: it has none */
     fdm_cache cache;
+    fdm_tensor latent_v; /* of calls, in K or the cache of K */
+    int64_t latent_shape[4];
     char forms[3][56]; /* of mask, bias and intervals, where they have one (structure.h) */
     char text[640];    /* the problem in one line */
 };
@@ -156,6 +159,8 @@ void trial_free(struct trial *trial);
  * there, and what the call is to append erased behind guarded_save(), so that the saved bytes are what must be there
  * afterwards. */
 int trial_serve(struct trial *trial);
+/* Makes V the first columns of K, in values, and for calls of a forward in memory too. */
+void trial_share_values(struct trial *trial);
 void trial_serve_fill(struct trial *trial);
 void trial_serve_erase(struct trial *trial);
 void trial_serve_free(struct trial *trial);

@@ -35,6 +35,11 @@ static int reserve(const struct trial *t, size_t bytes) {
     return 1;
 }
 
+/* Where a latent call has its V: in K, or in the cache of K. Any other role is where it is. */
+static int keys_of(const struct trial *t, int role) {
+    return !t->latent ? role : role == CACHE_V ? CACHE_K : role == V && !t->g[CACHE_K].map ? K : role;
+}
+
 /* The trial's tensors one after the other, each as far from a multiple of 256 as on the host. */
 int device_layout(const struct trial *t, struct device_copy *copy) {
     size_t at = 0;
@@ -49,9 +54,9 @@ int device_layout(const struct trial *t, struct device_copy *copy) {
     if (!reserve(t, copy->bytes + (1 << 20)))
         return 0;
     for (int i = 0; i < NUM_ROLES; i++) {
-        copy->tensors[i] = t->g[i].tensor;
+        copy->tensors[i] = keys_of(t, i) != i ? t->latent_v : t->g[i].tensor;
         copy->tensors[i].device = cuda;
-        copy->tensors[i].data = block + copy->offsets[i];
+        copy->tensors[i].data = block + copy->offsets[keys_of(t, i)];
     }
     return 1;
 }
@@ -142,7 +147,7 @@ static int make_room(const struct trial *t, struct device_copy *copy, size_t byt
     if (!reserve(t, bytes))
         return 0;
     for (int i = 0; i < NUM_ROLES; i++)
-        copy->tensors[i].data = block + copy->offsets[i];
+        copy->tensors[i].data = block + copy->offsets[keys_of(t, i)];
     return 1;
 }
 

@@ -531,6 +531,8 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
         add_forward(arch, seed, kernel);
         for (int32_t i = 0; !listing_variants && i < decode_problems(kernel); i++)
             add_plan(arch, &(const fdm_problem[]){decode_problem(i)}[0], "mma.decode");
+        for (int32_t i = 0; !listing_variants && i < latent_problems(kernel); i++)
+            add_plan(arch, &(const fdm_problem[]){latent_problem(i)}[0], "hopper.latent");
         if (!listing_variants)
             list_companions(arch, kernel, every_variant, add_job);
         if (!kernel && !listing_variants) {

@@ -181,3 +181,33 @@ fdm_problem decode_problem(int32_t number) {
         choose_keys(KEYS_IN_PAGES, &p);
     return p;
 }
+
+/* Where keys lie, with sets of other features: plain; causal and packed; causal, capped, with sinks; packed with sinks,
+ * and splits. */
+enum { LATENT_KEYS = 6, LATENT_SETS = 4 };
+int32_t latent_problems(const char *kernel) {
+    return kernel && strcmp(kernel, "hopper.latent") != 0 ? 0 : LATENT_KEYS * LATENT_SETS;
+}
+fdm_problem latent_problem(int32_t number) {
+    static const int32_t page_sizes[LATENT_KEYS] = {0, 0, 0, 16, 32, 64};
+    const int32_t keys = number / LATENT_SETS, set = number % LATENT_SETS;
+    int32_t choice[NUM_FEATURES] = {0};
+    choice[DTYPE] = (keys + set) % 2;
+    choice[WINDOW] = set == 1 || set == 2;
+    choice[SOFTCAP] = set == 2;
+    choice[SINKS] = set > 1;
+    choice[KEYS] = keys < KEYS_IN_ROWS ? keys : KEYS_IN_ROWS;
+    fdm_problem p = problem_of(choice);
+    p.head_dim = 576;
+    p.head_dim_v = 512;
+    p.value_in_key = p.heads_kv = 1;
+    p.heads = 128;
+    p.batch = set == 3 ? 2 : 64;
+    p.seqlen_q = 2;
+    p.varlen = p.has_cache && set % 2;
+    p.total_q = p.varlen ? 2 * p.batch : 0;
+    p.page_size = page_sizes[keys];
+    p.max_pages = p.page_size ? (int32_t)p.seqlen_k / p.page_size : 0;
+    p.num_pages = p.has_cache ? (int32_t)p.batch * (p.page_size ? p.max_pages : 1) : 0;
+    return p;
+}

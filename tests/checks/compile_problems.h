@@ -43,4 +43,8 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length);
 int32_t decode_problems(const char *kernel);
 fdm_problem decode_problem(int32_t number);
 
+/* Latent KV caches: each place of the keys with sets of other features. */
+int32_t latent_problems(const char *kernel);
+fdm_problem latent_problem(int32_t number);
+
 #endif

@@ -154,6 +154,20 @@ static void draw_lengthy_sizes(struct trial *t) {
     }
 }
 
+/* A latent KV cache: few KV heads, many query heads, some tiles of 64 rows and of 64 keys. */
+static void draw_latent_sizes(struct trial *t) {
+    t->dtype = random_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
+    t->batch = 1 + random_below(t, 3);
+    t->heads_kv = PICK(t, 1, 1, 1, 2);
+    t->heads = t->heads_kv * PICK(t, 1, 5, 16, 16, 40, 64, 128);
+    t->head_dim = 576;
+    t->head_dim_v = 512;
+    t->seqlen_q = t->heads > 40 ? PICK(t, 1, 1, 2) : PICK(t, 1, 1, 2, 4, 7);
+    t->seqlen_k = PICK(t, 1, 16, 63, 64, 65, 130, 192, 300, 513, 700);
+    t->varlen = random_below(t, 3) == 0;
+    t->plain = t->neat = 1;
+}
+
 static void draw_options(struct trial *t) {
     fdm_options *o = &t->options;
     *o = fdm_options_default();
@@ -172,7 +186,7 @@ static void draw_options(struct trial *t) {
         o->softcap = 1 + 20 * uniform(t);
     if (t->plain) {
         o->window_left = o->window_right = -1;
-        o->softcap = 0;
+        o->softcap = t->latent ? o->softcap : 0;
     }
     if (t->lengthy && o->window_left >= 0) /* few keys seen are few tiles */
         o->window_left += 3000;
@@ -455,9 +469,12 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
                         .far = !ways.count && seed % 16 == 9 ? 1 + (seed / 16) % 2 : 0,
                         .keyed = way % 16 == 3 || way % 64 == 22,
                         .scored = way % 16 == 1 || way % 64 == 55,
+                        .latent = !ways.count && seed % 32 == 14,
                         .lengthy = way % 64 == 22 || way % 64 == 55};
     draw_sizes(t);
-    if (t->lengthy)
+    if (t->latent)
+        draw_latent_sizes(t);
+    else if (t->lengthy)
         draw_lengthy_sizes(t);
     else if (t->keyed || t->scored)
         draw_keyed_sizes(t);
@@ -474,6 +491,8 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
     enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
     t->mild = (fill == FILL_NORMAL || fill == FILL_EQUAL || fill == FILL_SMALL) && !t->options.has_softmax_scale;
     draw_operands(t, fill);
+    if (t->latent)
+        trial_share_values(t);
     if (!t->plain && way_below(t, t->scored ? 2 : 3) == 0)
         draw_mask(t);
     if (!t->plain && (way_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))

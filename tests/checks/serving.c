@@ -22,6 +22,29 @@ struct serving {
 
 static int64_t garbage(struct trial *t) { return PICK(t, -1, -7, INT32_MIN, INT32_MAX, 123456789); }
 
+/* ---- latent ---- */
+
+/* The tensor of V that a call has: the first columns of K, or of the cache. */
+static void view_values(struct trial *t, enum role keys) {
+    const int32_t last = t->g[keys].tensor.ndim - 1;
+    memcpy(t->latent_shape, t->g[keys].shape, sizeof t->latent_shape);
+    t->latent_shape[last] = t->head_dim_v;
+    t->latent_v = t->g[keys].tensor;
+    t->latent_v.shape = t->latent_shape;
+}
+
+void trial_share_values(struct trial *t) {
+    const int64_t d = t->head_dim, dv = t->head_dim_v;
+    const int32_t axes = t->g[V].tensor.ndim;
+    int64_t shape[4];
+    memcpy(shape, t->g[V].shape, sizeof shape);
+    guarded_free(&t->g[V]); /* axes of the one drawn may be shared */
+    guarded_make(&t->g[V], t, t->dtype, axes, shape, 0);
+    for (int64_t n = 0; n < guarded_elements(&t->g[V]); n++)
+        guarded_set(&t->g[V], n, guarded_get(&t->g[K], n / dv * d + n % dv));
+    view_values(t, K);
+}
+
 /* ---- lengths ---- */
 
 /* Lengths within what the trial has, and a little beside it. */
@@ -48,7 +71,8 @@ static void draw_lengths(struct trial *t, const struct attention *a) {
     struct serving *v = t->serving;
     /* The truth has no padding, so its keys have other numbers than the cache's. */
     const int numbered = t->g[MASK].map || t->g[BIAS].map || t->g[ROW_START].map || t->g[BLOCKS].map;
-    const int form = (int)random_below(t, 3), pads = !numbered && random_below(t, 2);
+    const int form = t->latent ? NEW_NONE : (int)random_below(t, 3);
+    const int pads = !t->latent && !numbered && random_below(t, 2);
     int64_t least = 20, begin = random_below(t, 3);
     v->form = form;
     for (int64_t b = 0; b < t->batch; b++) {
@@ -155,7 +179,9 @@ static void draw_pages(struct trial *t) {
     struct serving *v = t->serving;
     const int paged = random_below(t, 4) != 0;
     const int64_t rows = draw_rows(t);
-    v->page_rows = paged ? PICK(t, 1, 2, 3, 5, 8, 16, 48, 64, 100, 256) : v->bound + random_below(t, 5);
+    v->page_rows = !paged      ? v->bound + random_below(t, 5)
+                   : t->latent ? PICK(t, 1, 16, 16, 32, 48, 64, 64, 100, 128)
+                               : PICK(t, 1, 2, 3, 5, 8, 16, 48, 64, 100, 256);
     int64_t needed = 0, next = 0;
     for (int64_t b = 0; b < t->batch; b++) {
         struct served *s = &v->sequences[b];
@@ -171,7 +197,7 @@ static void draw_pages(struct trial *t) {
             s->pages[c] = paged ? order[next++] : s->list;
     }
     free(order);
-    for (int of_values = 0; of_values < 2; of_values++) {
+    for (int of_values = 0; of_values < 2 - t->latent; of_values++) {
         const int64_t shape[4] = {pages, v->page_rows, t->heads_kv, of_values ? t->head_dim_v : t->head_dim};
         guarded_make(&t->g[of_values ? CACHE_V : CACHE_K], t, t->dtype, 4, shape, 0);
     }
@@ -255,12 +281,14 @@ int trial_serve(struct trial *t) {
     if (problem_from_tensors(FDM_FORWARD, &tensors, &t->options, &problem, &attention))
         return 0;
     memset(sequences, 0, sizeof sequences);
-    serving = (struct serving){.sequences = sequences, .turns = t->seed % 2 && !trial_wants_nan(t)};
+    serving = (struct serving){.sequences = sequences, .turns = t->seed % 2 && !trial_wants_nan(t) && !t->latent};
     t->serving = &serving;
     t->contradicts = 0;
     draw_lengths(t, &attention);
     draw_pages(t);
     draw_rotary(t);
+    if (t->latent)
+        view_values(t, CACHE_K);
     snprintf(t->text + strlen(t->text), sizeof t->text - strlen(t->text), " cache of %lld pages of %lld, %s%s%s%s%s",
              (long long)t->g[CACHE_K].shape[0], (long long)serving.page_rows,
              t->g[PAGE_START].map ? "ragged"
@@ -307,7 +335,8 @@ static void fill_keys(struct trial *t, int64_t b, const struct sequence *of_tria
             const int64_t from_b = t->varlen ? 0 : b, new_b = dense_new ? b : 0;
             const int64_t k = element_of(&t->g[K], from_b, row, h), v = element_of(&t->g[V], from_b, row, h);
             copy_row(t, CACHE_K, cached_element(t, CACHE_K, s, key, h), K, k, t->head_dim, 0, 0);
-            copy_row(t, CACHE_V, cached_element(t, CACHE_V, s, key, h), V, v, t->head_dim_v, 0, 0);
+            if (!t->latent)
+                copy_row(t, CACHE_V, cached_element(t, CACHE_V, s, key, h), V, v, t->head_dim_v, 0, 0);
             if (added < 0)
                 continue;
             const int64_t new_row = (dense_new ? 0 : s->new_begin) + added;
@@ -355,6 +384,8 @@ static const fdm_tensor *present(const struct guarded *g) { return g->map ? &g->
 fdm_tensors trial_call(struct trial *t, fdm_pass pass) {
     fdm_tensors s = trial_tensors(t, pass);
     const struct guarded *g = t->g;
+    if (t->latent && pass == FDM_FORWARD)
+        s.v = &t->latent_v;
     if (pass == FDM_BACKWARD || !g[CACHE_K].map)
         return s;
     t->cache = (fdm_cache){.struct_bytes = sizeof t->cache,
@@ -372,7 +403,7 @@ fdm_tensors trial_call(struct trial *t, fdm_pass pass) {
                            .rotary_start = present(&g[ROTARY_START])};
     s.q = g[Q_GIVEN].map ? &g[Q_GIVEN].tensor : &g[Q].tensor;
     s.k = &g[CACHE_K].tensor;
-    s.v = &g[CACHE_V].tensor;
+    s.v = t->latent ? s.v : &g[CACHE_V].tensor;
     s.cu_seqlens_k = NULL;
     s.seqused_k = t->serving->lengths_after ? &g[LENGTHS].tensor : NULL;
     s.cache = &t->cache;

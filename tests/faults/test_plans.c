@@ -30,7 +30,8 @@ enum {
     FIXED_ORDER = 128,
     UNALIGNED = 256,
     NO_BIAS_GRADIENT = 512,
-    DLSE = 1024
+    DLSE = 1024,
+    LATENT = 2048 /* v is the first columns of k */
 };
 static const struct scene {
     fdm_pass pass;
@@ -53,6 +54,7 @@ static const struct scene {
     {FDM_FORWARD, FDM_FLOAT16, 1, 4, 4, 130, 208, 512, 512, MASK},
     {FDM_FORWARD, FDM_BFLOAT16, 4, 16, 16, 2048, 2048, 72, 72, UNALIGNED},
     {FDM_FORWARD, FDM_BFLOAT16, 1, 8, 1, 16, 16384, 128, 128, 0},
+    {FDM_FORWARD, FDM_BFLOAT16, 1, 16, 1, 4, 4096, 576, 512, LATENT},
     {FDM_BACKWARD, FDM_FLOAT64, 2, 4, 2, 20, 30, 16, 24, BIAS_SHARED | INTERVALS | DLSE},
     {FDM_BACKWARD, FDM_FLOAT32, 2, 4, 2, 150, 208, 64, 64, CAUSAL},
     {FDM_BACKWARD, FDM_FLOAT32, 2, 4, 2, 150, 208, 64, 48, MASK | BIAS_SHARED},
@@ -97,6 +99,7 @@ static fdm_problem problem_of(const struct scene *s) {
     p.deterministic = (s->features & FIXED_ORDER) != 0;
     p.aligned = !(s->features & UNALIGNED);
     p.has_dlse = (s->features & DLSE) != 0;
+    p.value_in_key = (s->features & LATENT) != 0;
     p.total_q = p.varlen ? s->batch * s->seqlen_q - 7 : 0;
     p.total_k = p.varlen ? s->batch * s->seqlen_k - 9 : 0;
     if (s->features & INTERVALS)

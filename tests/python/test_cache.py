@@ -175,6 +175,27 @@ def test_paged_and_contiguous_calls_give_the_same_bits(family: str, rows: int, m
             assert (alone[0] == contiguous[b]).all()
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_values_that_are_the_first_columns_of_keys(rows: int, monkeypatch: Any) -> None:
+    """A latent cache: v = k[..., :512] of the same pages."""
+    monkeypatch.setattr(_arguments, "forced_family", "reference")  # the CPU's kernels end at head dim 256
+    torch = pytest.importorskip("torch")
+    rng, lengths, page, heads = rng_of(17), [40, 0, 5, -1], 16, 16
+    cache = torch.full((9, page, 1, 576), float("nan"))
+    table = table_of([[7, 2, 4], [], [0], []], 3, np.int32)
+    keys = [normal(rng, max(n, 0), 1, 576) for n in lengths]
+    for pages, k in zip(table, keys):
+        for j in range(len(k)):
+            cache[pages[j // page], j % page] = torch.from_numpy(k[j])
+    q = normal(rng, 4, rows, heads, 576)
+    out = flash_dmattn_with_kvcache_func(
+        torch.from_numpy(q), cache, cache[..., :512],
+        cache_seqlens=torch.from_numpy(lengths_of(lengths)), block_table=torch.from_numpy(table),
+    )  # fmt: skip
+    for b, k in enumerate(keys):
+        np.testing.assert_allclose(out[b].numpy(), dense(q[b], k, k[..., :512]), atol=2e-5)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="memory that takes no room until it is touched is Linux's here")
 def test_offsets_beyond_32_bits() -> None:
     """Pages whose elements and bytes are numbered beyond 2**31 and 2**32: memory that is only there where it is touched."""

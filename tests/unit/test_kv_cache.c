@@ -259,11 +259,48 @@ static void visible_pairs_of_a_cache(void **state) {
     free(c);
 }
 
+/* A v that is the first columns of k is a fact of the problem: latent caches have it. */
+static void values_in_keys(void **state) {
+    (void)state;
+    enum { D_LATENT = 576, DV_LATENT = 512, ROWS = 16, LATENT_HEADS = 8 };
+    static uint16_t q[LATENT_HEADS * D_LATENT], cache[2 * ROWS * D_LATENT], out[LATENT_HEADS * DV_LATENT];
+    const int64_t q_shape[4] = {1, 1, LATENT_HEADS, D_LATENT}, k_shape[4] = {2, ROWS, 1, D_LATENT},
+                  v_shape[4] = {2, ROWS, 1, DV_LATENT}, out_shape[4] = {1, 1, LATENT_HEADS, DV_LATENT};
+    const int64_t table_shape[2] = {1, 2}, strides[4] = {ROWS * D_LATENT, D_LATENT, D_LATENT, 1};
+    struct call *c = make_call();
+    c->cache = (fdm_cache){.struct_bytes = sizeof c->cache,
+                           .block_table = tensor(c, 0, c->table, FDM_INT32, 2, table_shape),
+                           .lengths = tensor(c, 1, c->lengths, FDM_INT32, 1, (const int64_t[]){1})};
+    c->tensors = (fdm_tensors){.struct_bytes = sizeof c->tensors,
+                               .q = tensor(c, 7, q, FDM_FLOAT16, 4, q_shape),
+                               .k = tensor(c, 8, cache, FDM_FLOAT16, 4, k_shape),
+                               .v = tensor(c, 9, cache, FDM_FLOAT16, 4, v_shape),
+                               .out = (fdm_tensor *)tensor(c, 10, out, FDM_FLOAT16, 4, out_shape),
+                               .cache = &c->cache};
+    c->list[9].strides = (int64_t *)(uintptr_t)strides;
+    fdm_plan plan;
+    plan_of(c, "sm_90", &plan, FDM_OK);
+    assert_int_equal(plan.problem.value_in_key, 1);
+    assert_string_equal(plan.kernel, "hopper.latent");
+    c->list[9].byte_offset = 2 * (D_LATENT - DV_LATENT); /* the last columns */
+    plan_of(c, "sm_90", &plan, FDM_OK);
+    assert_int_equal(plan.problem.value_in_key, 0);
+    assert_string_not_equal(plan.kernel, "hopper.latent");
+    plan.problem.value_in_key = 2;
+    assert_int_equal(fdm_problem_validate(&plan.problem), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "value_in_key is 2"));
+    free(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_plan_serves_all_lengths),      cmocka_unit_test(a_plan_is_of_its_cache),
-        cmocka_unit_test(cuda_devices_decode_over_a_cache), cmocka_unit_test(backwards_take_lengths),
-        cmocka_unit_test(problems_that_make_no_sense),      cmocka_unit_test(a_cache_of_another_header),
+        cmocka_unit_test(values_in_keys),
+        cmocka_unit_test(one_plan_serves_all_lengths),
+        cmocka_unit_test(a_plan_is_of_its_cache),
+        cmocka_unit_test(cuda_devices_decode_over_a_cache),
+        cmocka_unit_test(backwards_take_lengths),
+        cmocka_unit_test(problems_that_make_no_sense),
+        cmocka_unit_test(a_cache_of_another_header),
         cmocka_unit_test(visible_pairs_of_a_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

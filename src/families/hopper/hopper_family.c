@@ -3,8 +3,9 @@
 
 #include "families/families.h"
 
-static const struct gpu_algorithm *const algorithms[] = {&hopper_forward_algorithm, &hopper_gather_algorithm,
-                                                         &hopper_backward_algorithm, &hopper_backward_2pass_algorithm};
+static const struct gpu_algorithm *const algorithms[] = {&hopper_latent_algorithm, &hopper_forward_algorithm,
+                                                         &hopper_gather_algorithm, &hopper_backward_algorithm,
+                                                         &hopper_backward_2pass_algorithm};
 static const struct gpu_list list = {.arch_min = 90, .arch_max = 90, .algorithms = algorithms};
 
 const struct family family_hopper = {

@@ -5,6 +5,6 @@
 #include "gpu/gpu_family.h"
 
 extern const struct gpu_algorithm hopper_forward_algorithm, hopper_gather_algorithm, hopper_backward_algorithm,
-    hopper_backward_2pass_algorithm;
+    hopper_backward_2pass_algorithm, hopper_latent_algorithm;
 
 #endif

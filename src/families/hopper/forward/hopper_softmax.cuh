@@ -170,6 +170,17 @@ __device__ __forceinline__ bool make_p(uint32_t (&p)[BLOCK_N / 16][4], struct so
     return true;
 }
 
+/* Multiplies the thread's two rows of O. */
+__device__ __forceinline__ void rescale(float (&o)[HEAD_DIM_V / 2], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM_V / 8; i++) {
+        o[4 * i] *= factor[0];
+        o[4 * i + 1] *= factor[0];
+        o[4 * i + 2] *= factor[1];
+        o[4 * i + 3] *= factor[1];
+    }
+}
+
 /* Raises the maxima to those of the tile, and rescales what depends on them. has_o: O holds sums already. */
 __device__ __forceinline__ void raise_maxima(const float (&s)[BLOCK_N / 2], float (&o)[HEAD_DIM_V / 2],
                                              struct softmax_rows &rows, float unit, bool has_o) {
@@ -188,13 +199,7 @@ __device__ __forceinline__ void raise_maxima(const float (&s)[BLOCK_N / 2], floa
     }
     rows.settled = __all_sync(0xffffffff, rows.max[0] > MINUS_INF && rows.max[1] > MINUS_INF);
     if (has_o)
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 8; i++) {
-            o[4 * i] *= factor[0];
-            o[4 * i + 1] *= factor[0];
-            o[4 * i + 2] *= factor[1];
-            o[4 * i + 3] *= factor[1];
-        }
+        rescale(o, factor);
 }
 
 __device__ __forceinline__ void softmax(uint32_t (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
