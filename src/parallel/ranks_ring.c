@@ -397,7 +397,7 @@ static fdm_status backward(struct ring *r) {
 fdm_status ring_run(struct ranks_call *call) {
     const fdm_problem *p = &call->plan->problem;
     const fdm_dtype wide = p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
-    struct ring r = {.call = call, .wide = wide, .lse = wide, .heads = {0, p->heads_kv, 0}, .dk = -1, .dv = -1};
+    struct ring r = {.call = call, .wide = wide, .lse = wide, .heads = {.count = p->heads_kv}, .dk = -1, .dv = -1};
     take_keys(&r);
     take_row_buffers(&r);
     if (p->pass == FDM_BACKWARD) {

@@ -46,7 +46,7 @@ def attend_to_cache(
     if qv is not None:
         if options.get("softmax_scale") is None:
             options["softmax_scale"] = (q.shape[-1] + qv.shape[-1]) ** -0.5
-        if k is not None:
+        if k is not None and lengths is not None:
             moves = causal or window != (None, None)
             try:
                 q, lengths = _cache_qv.append_first(
