@@ -163,9 +163,9 @@ static const struct cached_kind {
     const char *first, *last;
     int64_t launches;
 } cached_kinds[] = {
-    {1, 0, 0, "mma_decode", "mma_decode", 1},    {1, 1, 0, "mma_decode", "combine_splits", 2},
-    {1, 0, 1, "mma_decode", "mma_decode", 1},    {4, 1, 1, "mma_decode", "combine_splits", 2},
-    {90, 0, 0, "mma_forward", "mma_forward", 1}, {90, 2, 1, "cache_append", "mma_forward", 2},
+    {1, 0, 0, "mma_decode", "mma_decode", 1},          {1, 1, 0, "mma_decode", "combine_splits", 2},
+    {1, 0, 1, "mma_decode", "mma_decode", 1},          {4, 1, 1, "mma_decode", "combine_splits", 2},
+    {90, 0, 0, "hopper_forward", "hopper_forward", 1}, {90, 2, 1, "cache_append", "mma_forward", 2},
 };
 
 /* A plan is made and prepared from bounds alone. Then executions are nothing but launches: what a graph keeps. */

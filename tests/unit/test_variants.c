@@ -77,6 +77,11 @@ static fdm_problem problem_of(fdm_pass pass, int64_t head_dim, int32_t form) {
     p.has_mask = p.has_bias = form == 3;
     p.has_intervals = form == 4;
     p.mask_shape[3] = p.bias_shape[2] = p.bias_shape[3] = 1;
+    if (form == 7) { /* latent keys */
+        p.heads_kv = p.value_in_key = 1;
+        p.head_dim = 576;
+        p.head_dim_v = 512;
+    }
     if (p.has_mask) {
         p.mask_shape[3] = p.bias_shape[3] = 3000;
         p.bias_shape[2] = 700;
@@ -92,7 +97,7 @@ static void lists_every_variant(void **state) {
     int32_t most[KERNELS_MAX] = {0}, num_kernels = 0;
     fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     for (; fdm_kernel_list(num_kernels, &kernel) == FDM_OK; num_kernels++)
-        for (int n = 0; kernel.device_type == FDM_CUDA && n < 3 * 5 * 7; n++) {
+        for (int n = 0; kernel.device_type == FDM_CUDA && n < 3 * 5 * 8; n++) {
             fdm_device device = {.struct_bytes = sizeof device};
             const fdm_problem p = problem_of(kernel.pass, dims[n / 3 % 5], n / 15);
             assert_in_range(num_kernels, 0, KERNELS_MAX - 1);
