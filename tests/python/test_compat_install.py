@@ -225,6 +225,7 @@ CHILD = """
 """
 
 
+@pytest.mark.rotates(2)
 def test_run_and_a_spawned_child(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(CHILD))
@@ -234,6 +235,7 @@ def test_run_and_a_spawned_child(tmp_path):
     assert out == "flash_dmattn 2.8.3 x\n"
 
 
+@pytest.mark.rotates(2)
 def test_written_files_and_a_spawned_child(tmp_path):
     folder, script = tmp_path / "names", tmp_path / "program.py"
     script.write_text(textwrap.dedent(CHILD))

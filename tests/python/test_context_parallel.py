@@ -275,24 +275,29 @@ def test_bits_of_one_rank(tmp_path):
     run_ranks(tmp_path, 2, "bits")
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bits_of_fewer_ranks(tmp_path, ranks):
     run_ranks(tmp_path, ranks, "reproducible")
 
 
+@pytest.mark.rotates(2)
 def test_what_fewer_ranks_cannot_have(tmp_path):
     run_ranks(tmp_path, 2, "refusals")
 
 
+@pytest.mark.rotates(2)
 def test_ranks_that_differ_all_say_so(tmp_path):
     run_ranks(tmp_path, 3, "differences")
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("where", ["between", "forward", "backward"])
 def test_a_rank_that_is_killed_ends_the_others(tmp_path, where):
     run_ranks(tmp_path, 3, "killed", where, ends=(2,))
 
 
+@pytest.mark.rotates(2)
 def test_a_rank_that_is_late_ends_the_others(tmp_path):
     run_ranks(tmp_path, 2, "late")
 

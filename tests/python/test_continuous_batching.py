@@ -135,6 +135,7 @@ def test_tokens_are_those_of_eager_attention_alone(name, tables, eager_of, steps
     assert any(table for _, _, table in steps) == (tables and name in FULL), "tables belong to caches of all keys"
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "Gemma2"])
 def test_control_paged_eager(name, eager_of):
     """transformers' own paged attention says the same of these requests; of Gemma 2 not, as it drops the softcap."""
@@ -142,6 +143,7 @@ def test_control_paged_eager(name, eager_of):
     assert tokens_of(batched(like(eager, "paged|eager"), prompts)) == tokens_of(batched(like(eager, NAMED), prompts))
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("page", [5, 256])
 def test_sizes_of_pages(page, eager_of):
     eager, prompts = eager_of("Qwen3"), prompts_of(4)
@@ -166,6 +168,7 @@ def test_shared_prefixes(eager_of, steps):
 
 
 @pytest.mark.skipif(PAGE == "block_size", reason="transformers 5.17 returns the first sequence of a prompt alone")
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", ["Llama", "Mistral"])
 def test_forks(name, eager_of):
     """Several sequences from one prompt: its pages are shared or copied, greedy choice makes them equal."""
@@ -176,6 +179,7 @@ def test_forks(name, eager_of):
         assert found == [each for each in expected for _ in range(3)]
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma2", "GptOss"])
 def test_16_bits(name, dtype, eager_of):
