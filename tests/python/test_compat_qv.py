@@ -92,7 +92,7 @@ def test_both_products(layout, paged, packed, turns, options):
 def test_neighbours_are_not_copied(layout, copies):
     q, qv, key, value = problem()
     (k_cache, v_cache), _ = filled(key, value, layout, True)
-    query, wide = _cache_qv.joined(q, qv, k_cache, v_cache)
+    query, wide, _ = _cache_qv.joined(q, qv, k_cache, v_cache)
     assert query.shape[-1] == wide.shape[-1] == DIM + DIM_V
     places = {each.untyped_storage().data_ptr() for each in (k_cache, v_cache)}
     assert (wide.untyped_storage().data_ptr() not in places) is copies

@@ -38,17 +38,18 @@ def append_first(
     return q, torch.where(lengths < 0, lengths, lengths + new).to(torch.int32)
 
 
-def joined(q: Tensor, qv: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tuple[Tensor, Tensor]:
-    """Query and key of D + Dv dimensions. Where key and value of each row are neighbours in memory, as in a latent cache,
-    the key is a view of both; else it is a copy of the whole cache."""
+def joined(q: Tensor, qv: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """Query and key of D + Dv dimensions, and the value. Where key and value of each row are neighbours in memory, as in a latent cache,
+    the key is a view of both; else it is a copy of the whole cache, whose first columns are the value."""
     want = (*q.shape[:-1], v_cache.shape[-1])
     if qv.shape != want:
         raise InvalidArgument(f"qv has shape {list(qv.shape)}; it must be {list(want)}, as q but of v_cache's head dim")
     if _follows(k_cache, v_cache):
-        return torch.cat((q, qv), -1), _widened(k_cache, v_cache.shape[-1])
+        return torch.cat((q, qv), -1), _widened(k_cache, v_cache.shape[-1]), v_cache
     if _follows(v_cache, k_cache):
-        return torch.cat((qv, q), -1), _widened(v_cache, k_cache.shape[-1])
-    return torch.cat((q, qv), -1), torch.cat((k_cache, v_cache), -1)
+        return torch.cat((qv, q), -1), _widened(v_cache, k_cache.shape[-1]), v_cache
+    both = torch.cat((v_cache, k_cache), -1)
+    return torch.cat((qv, q), -1), both, both[..., : v_cache.shape[-1]]
 
 
 def _follows(first: Tensor, second: Tensor) -> bool:

@@ -55,7 +55,7 @@ def attend_to_cache(
             except (TypeError, ValueError) as error:
                 raise again(error) from error
             k = v = rotary = cu_seqlens_k_new = None
-        q, k_cache = _cache_qv.joined(q, qv, k_cache, v_cache)
+        q, k_cache, v_cache = _cache_qv.joined(q, qv, k_cache, v_cache)
     correction = None
     if alibi_slopes is not None or attention_chunk > 0:
         table = options.get("block_table")
