@@ -120,6 +120,7 @@ def steps(monkeypatch):
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("tables", [False, True], ids=["lists", "tables"])
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_eager_attention_alone(name, tables, eager_of, steps):
