@@ -12,6 +12,14 @@ static struct allocation *allocation_of(cu_context device, cu_address address, s
 }
 static void *pointer_of(cu_address address) { return (void *)(uintptr_t)address; }
 
+/* The one that begins there. Another may end there. */
+static struct allocation *allocation_at(cu_context device, cu_address address) {
+    struct allocation *a = fake_state.allocations;
+    while (a && (a->device != device || a->memory != pointer_of(address)))
+        a = a->next;
+    return a;
+}
+
 static cu_result memory_allocate(cu_address *memory, size_t bytes) {
     cu_result result = fake_begin("cuMemAlloc", CONTEXT);
     if (!result && bytes == 0)
@@ -36,8 +44,8 @@ static cu_result memory_allocate(cu_address *memory, size_t bytes) {
 
 static cu_result memory_free(cu_address memory) {
     cu_result result = fake_begin("cuMemFree", CONTEXT);
-    struct allocation *found = result ? NULL : allocation_of(fake_current(), memory, 0);
-    if (!result && (!found || pointer_of(memory) != found->memory))
+    struct allocation *found = result ? NULL : allocation_at(fake_current(), memory);
+    if (!result && !found)
         result = INVALID_VALUE;
     if (!result) {
         fake_finish(fake_current());
