@@ -106,6 +106,19 @@ __device__ __forceinline__ struct page_row find_page_row(const struct gpu_cache 
     return {entry.at ? index_bits(entry.at, c.table.bytes) : (uint32_t)s.list, entry.row};
 }
 
+/* Keeps in shared memory what find_page_entry() and find_page_row() read, field by field. */
+__device__ __forceinline__ void keep_cached_keys(struct cached_keys *kept, const struct cached_keys &found) {
+    kept->seqlen_k = found.seqlen_k;
+    kept->cached = found.cached;
+    kept->new_begin = found.new_begin;
+    kept->list = found.list;
+    kept->entries = found.entries;
+}
+/* Whether the cache has no page for a key that is there: the key is not visible. */
+__device__ __forceinline__ bool has_no_page(const struct gpu_cache &c, const struct page_row &at) {
+    return at.row != NO_ROW && at.page >= (uint64_t)c.num_pages;
+}
+
 /* The key's address in the pages of one KV head, or in the new rows. It is NULL where the cache has no such page: the
  * key is not visible. */
 template <int element_bytes>

@@ -28,9 +28,7 @@ struct cache_producer : producer {
     __device__ __forceinline__ struct page_row find_part(int tile) const {
         return find_page_row(a.in.cache, keys, has_part() ? tile * BLOCK_N + (lane << a.part_shift) : -1);
     }
-    __device__ __forceinline__ bool is_missing(const struct page_row &at) const {
-        return at.row != NO_ROW && at.page >= (uint64_t)a.in.cache.num_pages;
-    }
+    __device__ __forceinline__ bool is_missing(const struct page_row &at) const { return has_no_page(a.in.cache, at); }
     __device__ __forceinline__ struct part part_at(const struct page_row &at) const {
         const bool there = at.row != NO_ROW && !is_missing(at);
         return {there ? (int)at.page : a.in.cache.num_pages, there ? at.row : 0};

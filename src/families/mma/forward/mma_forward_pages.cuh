@@ -28,14 +28,8 @@ struct tile_pages {
 
     /* By all threads of the block. */
     __device__ __forceinline__ void find_sequence(const struct gpu_forward_params &a, int batch) const {
-        if (threadIdx.x == 0) {
-            const struct cached_keys found = find_cached_keys(a, batch);
-            sequence->seqlen_k = found.seqlen_k;
-            sequence->cached = found.cached;
-            sequence->new_begin = found.new_begin;
-            sequence->list = found.list;
-            sequence->entries = found.entries;
-        }
+        if (threadIdx.x == 0)
+            keep_cached_keys(sequence, find_cached_keys(a, batch));
         __syncthreads();
     }
     /* Finds the entry of this key, which is column n of tile t; -1 is no key. One thread calls it. */
@@ -59,8 +53,7 @@ struct tile_pages {
     }
     /* Whether column n of tile t is a key whose page does not exist. */
     __device__ __forceinline__ bool is_missing(const struct gpu_cache &c, int t, int n) const {
-        const struct page_row at = find(t, n);
-        return at.row != NO_ROW && at.page >= (uint64_t)c.num_pages;
+        return has_no_page(c, find(t, n));
     }
     /* Whether some column is such a key. A warp calls it. */
     __device__ __forceinline__ bool any_missing(const struct gpu_cache &c, int t) const {

@@ -186,19 +186,10 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
     return ex2_approx(BIAS ? (x - reference) * LOG2_E : __fmaf_rn(x, unit, -reference));
 }
 
-/* Keeps what find_page_row() reads. */
-__device__ __forceinline__ void keep_sequence(const cached_keys &found, cached_keys *kept) {
-    kept->seqlen_k = found.seqlen_k;
-    kept->cached = found.cached;
-    kept->new_begin = found.new_begin;
-    kept->list = found.list;
-    kept->entries = found.entries;
-}
-
 /* Whether the cache has no page for a key. */
 __device__ __forceinline__ bool is_missing(const gpu_forward_params &a, const char *shared_memory, int32_t key) {
-    const page_row at = find_page_row(a.cache, *(const cached_keys *)(shared_memory + SEQUENCE_OFFSET), key);
-    return at.row != NO_ROW && at.page >= (uint64_t)a.cache.num_pages;
+    const cached_keys &sequence = *(const cached_keys *)(shared_memory + SEQUENCE_OFFSET);
+    return has_no_page(a.cache, find_page_row(a.cache, sequence, key));
 }
 /* Whether it has none for some of the warp's keys, from `key` on. A warp calls it. */
 __device__ __forceinline__ bool any_missing(const gpu_forward_params &a, const char *shared_memory, int32_t key) {
@@ -597,7 +588,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     if (threadIdx.x == 0)
         init_barriers(shared);
     if (PAGED && threadIdx.x == 0)
-        keep_sequence(find_cached_keys(a, w.batch), (cached_keys *)(shared_memory + SEQUENCE_OFFSET));
+        keep_cached_keys((cached_keys *)(shared_memory + SEQUENCE_OFFSET), find_cached_keys(a, w.batch));
     meet_cluster();
     load_q(a, w, shared);
 #pragma unroll
