@@ -137,7 +137,7 @@ static uint64_t try_seeds(const struct options *o, uint64_t first, struct tally 
     return n;
 }
 
-/* Leaves out the kernel of latent keys, which the subject `serving` alone draws; returns how many are left. */
+/* Leaves out the kernel of latent keys, which few ways do not have (trial_draw); returns how many are left. */
 static int32_t without_latent(struct tally *kernels, int32_t count) {
     int32_t left = 0;
     for (int32_t i = 0; i < count; i++)
@@ -150,7 +150,7 @@ int attention_checks(const struct options *o) {
     static struct tally kernels[KERNELS_MAX];
     const uint64_t first = given_or(o->seed, 1);
     const int32_t all = tally_kernels(kernels, o->kernel, o->cuda);
-    const int32_t count = o->subject->run == serving_checks ? all : without_latent(kernels, all);
+    const int32_t count = o->ways.count ? without_latent(kernels, all) : all;
     int64_t accepted = 0;
     checks_far = o->far;
     trial_catch_crashes();
