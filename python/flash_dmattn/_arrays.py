@@ -33,7 +33,8 @@ from ._fields import POSITION
 from ._key_rules import joined
 
 _DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
-_OTHER_DTYPES = {name: "int64" for name in ("block_table", "page_start", "slots", "positions")}  # of arguments that may be it
+# The second dtype that these arguments may have.
+_OTHER_DTYPES = {name: "int64" for name in ("block_table", "page_start", "slots", "positions")}
 _OTHER_DTYPES["tree"] = "uint32"
 
 

@@ -14,8 +14,8 @@ from ._rotary import rotated_at
 
 
 def append_first(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor, rotary: Optional[Tuple[Tensor, Tensor]],
-    moves: bool, cu_seqlens_q: Optional[Tensor], cu_seqlens_k_new: Optional[Tensor], options: Dict[str, Any],
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor,
+    rotary: Optional[Tuple[Tensor, Tensor]], moves: bool, cu_seqlens_q: Optional[Tensor], cu_seqlens_k_new: Optional[Tensor], options: Dict[str, Any],
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     """Writes k and v behind `lengths`; returns the rotated q and the new lengths. moves: row i of q is rotated by the
     position of new key i, else every row by that of the first new key."""
@@ -39,8 +39,11 @@ def append_first(
 
 
 def joined(q: Tensor, qv: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """Query and key of D + Dv dimensions, and the value. Where key and value of each row are neighbours in memory, as in a latent cache,
-    the key is a view of both; else it is a copy of the whole cache, whose first columns are the value."""
+    """Query and key of D + Dv dimensions, and the value.
+
+    The key is a view where key and value of each row are neighbours in memory, as in a latent cache. Any other cache is
+    copied whole, and the first columns of the copy are the value.
+    """
     want = (*q.shape[:-1], v_cache.shape[-1])
     if qv.shape != want:
         raise InvalidArgument(f"qv has shape {list(qv.shape)}; it must be {list(want)}, as q but of v_cache's head dim")

@@ -9,8 +9,11 @@ from ._refusals import InvalidArgument
 
 
 def rotated_at(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions: Tensor) -> Tensor:
-    """A new tensor. x [..., H, D]; positions [...] are rows of cos and sin [rows, R / 2], clamped to those that there are.
-    Products are float32 (float64 for float64) and rounded once."""
+    """A new tensor: x [..., H, D] rotated by the rows `positions` [...] of cos and sin [rows, R / 2].
+
+    A position outside of the tables takes their first or last row. Products are float32 (float64 for float64) and
+    rounded once.
+    """
     width = 2 * cos.shape[-1]
     if width > x.shape[-1] or cos.shape != sin.shape:
         raise InvalidArgument(
