@@ -471,9 +471,6 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     /* So do splits with exponentials on the FMA pipe, which no rule makes there. */
     if (x.EXP2_RESIDUE && x.NUM_SPLITS > 1)
         request->spill_bytes_max += 64;
-    /* And consumers that read row intervals or blocks, of tiles in part alone. */
-    if (gpu_row_runs(p))
-        request->spill_bytes_max += 64;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {

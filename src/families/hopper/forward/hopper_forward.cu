@@ -430,6 +430,8 @@ struct consumer : q_consumer {
         } else if (!MAXIMA_BARE && !BIAS) {
             finish_scores<false>(s, a.in, 0, 0, 0);
         }
+        if (ROW_RUNS && look) /* after the ranges of rows it spills hundreds of bytes */
+            hide_by_rows(tile);
         if (RANGED && look) {
             hide_by_ranges();
             __syncwarp(); /* the stage's ranges are read */
@@ -442,8 +444,6 @@ struct consumer : q_consumer {
             __syncwarp(); /* the stage's word is read */
             k_ring(base).release(step);
         }
-        if (ROW_RUNS && look)
-            hide_by_rows(tile);
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }
 
