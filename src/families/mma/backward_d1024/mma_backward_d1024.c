@@ -161,6 +161,9 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
     /* Beside the sums of dQ, scores and the addresses of a mask, a bias and its gradient do not all fit. */
     request->spill_bytes_max =
         kernel == MMA_D1024_DQ && dbias_of(p, kernel) != GPU_DBIAS_NONE && gpu_widest(p) > 512 ? 128 : 0;
+    /* Masks and biases with rows together, beside any head dim. */
+    if (gpu_mask_rows(p) && gpu_bias_rows(p) && request->spill_bytes_max < 64)
+        request->spill_bytes_max = 64;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {

@@ -44,7 +44,7 @@ static const struct tile tiles[] = {
                .scoring = BARE,
                .exact = 1,
                .windowed = 0,
-               .extras_max = 1,
+               .extras_max = 0,
                .arch_max = 90,
                .cache_arch_max = -1},
      .shape =
@@ -147,7 +147,7 @@ static int is_paged(const fdm_problem *p) { return gpu_cache_constant(p) == GPU_
 
 /* A bias in a list takes the registers of two, and so do runs of rows beside a list. */
 static int32_t extras_of(const fdm_problem *p) {
-    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || is_cached(p)) +
+    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || is_cached(p) || gpu_has_lengths(p)) +
            (p->has_intervals && gpu_row_runs(p) ? 2 : 0);
 }
 
@@ -260,7 +260,13 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->threads = 32 * t->shape.warps;
     /* Compiled for 10.0, steps of 32 keys with causal or window put up to 76 bytes aside. Another family takes these
      * problems there first (docs/blackwell.md). */
-    request->spill_bytes_max = t->takes.scoring == BARE && t->shape.block_n == 32 && gpu_bounded(p) ? 80 : 0;
+    if (t->takes.scoring == BARE && t->shape.block_n == 32 && gpu_bounded(p))
+        request->spill_bytes_max = 80;
+    /* Numbers of the item and of blocks, behind a mask with rows beside a sink or a block mask; a wider V than Q. */
+    if (gpu_mask_rows(p) && (p->has_sink || p->block_mask_size))
+        request->spill_bytes_max = 176;
+    else if (padded(p->head_dim_v) > padded(p->head_dim))
+        request->spill_bytes_max = 32;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
