@@ -331,10 +331,9 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, s
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = block_threads(t, p, runs);
-    /* Head dims above 64 leave few registers: the numbers of lists or of runs, or the addresses of dbias, go aside
-     * between products. */
-    if (p->head_dim > 64 || p->head_dim_v > 64)
-        request->spill_bytes_max = gpu_row_runs(p) || gpu_lists_keys(p) ? 320 : gpu_dbias_constant(p) ? 64 : 0;
+    /* Compiled for head dim 128, runs of rows spill up to 308 bytes, lists of keys 204 and dbias 64. */
+    if (gpu_widest(p) > 64)
+        request->spill_bytes_max = gpu_row_runs(p) ? 308 : gpu_lists_keys(p) ? 204 : gpu_dbias_constant(p) ? 64 : 0;
 }
 
 static void dq_order_request(const fdm_problem *p, struct cuda_kernel_request *request) {

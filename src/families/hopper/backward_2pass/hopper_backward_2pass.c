@@ -173,8 +173,8 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, enum own_ke
     /* What a row that is done again needs behind the loop. */
     if (kernel == DQ && p->has_mask && gpu_dbias_constant(p))
         request->spill_bytes_max = 8;
-    /* What the widest heads read of row intervals. */
-    if (kernel == DQ && p->has_row_intervals && (p->head_dim > 192 || p->head_dim_v > 192))
+    /* Compiled for head dim 256, row intervals spill 96 bytes. */
+    if (kernel == DQ && p->has_row_intervals && gpu_widest(p) > 192)
         request->spill_bytes_max = 96;
 }
 

@@ -471,7 +471,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     /* So do splits with exponentials on the FMA pipe, which no rule makes there. */
     if (x.EXP2_RESIDUE && x.NUM_SPLITS > 1)
         request->spill_bytes_max += 64;
-    /* And the widest heads with a bias and softcap. */
+    /* Compiled for head dim 256, a bias with softcap spills 48 bytes. */
     if (p->has_bias && p->softcap > 0 && padded(p->head_dim_v) > 192)
         request->spill_bytes_max += 48;
 }

@@ -249,9 +249,9 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, const struc
     request->shared_bytes = plan->shared_bytes;
     request->threads = threads_of(plan, p);
     request->spill_bytes_max = MMA_BACKWARD_SPILL_BYTES_MAX;
-    /* Both kinds of intervals with the gradient of a bias with rows. */
+    /* Both kinds of intervals with the gradient of a bias spill up to 264 bytes. */
     if (p->has_intervals && gpu_row_runs(p) && gpu_dbias_constant(p))
-        request->spill_bytes_max = 272;
+        request->spill_bytes_max = 264;
 }
 
 static int overlays(const fdm_plan *plan, const fdm_problem *p) {

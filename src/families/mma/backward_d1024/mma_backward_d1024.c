@@ -158,12 +158,10 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
     request->entry = "mma_backward_d1024";
     request->shared_bytes = shared_bytes(t, p, plan->stages);
     request->threads = 32 * MMA_D1024_WARPS;
-    /* Beside the sums of dQ, scores and the addresses of a mask, a bias and its gradient do not all fit. */
-    request->spill_bytes_max =
-        kernel == MMA_D1024_DQ && dbias_of(p, kernel) != GPU_DBIAS_NONE && gpu_widest(p) > 512 ? 128 : 0;
-    /* Masks and biases with rows together, beside any head dim. */
-    if (gpu_mask_rows(p) && gpu_bias_rows(p) && request->spill_bytes_max < 64)
-        request->spill_bytes_max = 64;
+    /* Beside the sums of dQ, scores and the addresses of a mask, a bias and its gradient do not all fit. A mask and a
+     * bias with rows spill up to 60 bytes at other head dims and in other kernels. */
+    const int widest_dq = kernel == MMA_D1024_DQ && dbias_of(p, kernel) != GPU_DBIAS_NONE && gpu_widest(p) > 512;
+    request->spill_bytes_max = widest_dq ? 128 : gpu_mask_rows(p) && gpu_bias_rows(p) ? 60 : 0;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {

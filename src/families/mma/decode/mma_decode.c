@@ -518,9 +518,9 @@ static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cu
     request->threads = 32 * t.warps;
     /* Compiled for 12.0, a bias and intervals of packed float32 sequences together put 8 bytes aside. */
     request->spill_bytes_max = is_float32(p) && p->varlen && p->has_bias && p->has_intervals ? 8 : 0;
-    /* Intervals of each row beside lengths on the device. */
+    /* Compiled for 9.0, intervals beside lengths on the device spill 76 bytes. */
     if (p->has_intervals && gpu_has_lengths(p))
-        request->spill_bytes_max = 80;
+        request->spill_bytes_max = 76;
     request->cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
 }
 

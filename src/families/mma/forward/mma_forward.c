@@ -147,7 +147,7 @@ static int is_paged(const fdm_problem *p) { return gpu_cache_constant(p) == GPU_
 
 /* A bias in a list takes the registers of two, and so do runs of rows beside a list. */
 static int32_t extras_of(const fdm_problem *p) {
-    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || is_cached(p) || gpu_has_lengths(p)) +
+    return p->has_intervals + p->has_mask + 2 * p->has_bias + (p->varlen || p->invariance || gpu_has_lengths(p)) +
            (p->has_intervals && gpu_row_runs(p) ? 2 : 0);
 }
 
@@ -262,11 +262,14 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
      * problems there first (docs/blackwell.md). */
     if (t->takes.scoring == BARE && t->shape.block_n == 32 && gpu_bounded(p))
         request->spill_bytes_max = 80;
-    /* Numbers of the item and of blocks, behind a mask with rows beside a sink or a block mask; a wider V than Q. */
-    if (gpu_mask_rows(p) && (p->has_sink || p->block_mask_size))
-        request->spill_bytes_max = 176;
+    /* Compiled for 8.0 and 9.0, a mask with rows spills up to 168 bytes beside a block mask and 88 beside a sink, and a
+     * wider V than Q 20. */
+    else if (gpu_mask_rows(p) && p->block_mask_size)
+        request->spill_bytes_max = 168;
+    else if (gpu_mask_rows(p) && p->has_sink)
+        request->spill_bytes_max = 88;
     else if (padded(p->head_dim_v) > padded(p->head_dim))
-        request->spill_bytes_max = 32;
+        request->spill_bytes_max = 20;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
