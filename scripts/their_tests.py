@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Run flash-attention's own tests, from a checkout, through flash_dmattn's names.
 
-Usage: scripts/their_tests.py --suite fa2|fa3|fa4 --path CHECKOUT [--cells 2000] [--part 1/1] [--seconds N] [--tests TEXT] [--json FILE]
+Usage: scripts/their_tests.py --suite fa2|fa3|fa4 --path CHECKOUT [--cells 2000] [--part 1/1] [--seconds N] [--tests TEXT] [--again FILE ...] [--json FILE]
 
 CHECKOUT is a folder with flash-attention's `tests`, `hopper` and `flash_attn/cute/testing.py`. Cells are taken in the
 order of a hash of their names, until so many have run; those that the suite itself skips do not count. Cells of what
 flash_dmattn does not have are left out, and counted by reason. --part 2/4 takes each fourth cell, --seconds ends after
-that time, so that several calls may share the work. Needs pytest, einops and a CUDA device; with --device cpu the tests'
+that time, so that several calls may share the work. --again runs the cells that failed in earlier calls, by their
+--json files, with the same --draw and --seed. Needs pytest, einops and a CUDA device; with --device cpu the tests'
 "cuda" means the CPU, for a look at a few small cells (--largest 256 leaves longer sequences out). Exit code 1: a cell
 failed, or none ran.
 """
@@ -216,6 +217,9 @@ class Chooser:
                 kept.append((hashlib.sha256(f"{self.options.seed} {item.name}".encode()).hexdigest(), item))
             else:
                 self.left_out[reason] += 1
+        if self.options.again:
+            failed = {failure["cell"] for file in self.options.again for failure in json.load(file)["failures"]}
+            kept = [pair for pair in kept if pair[1].nodeid in failed]
         part, parts = self.options.part
         kept.sort(key=lambda pair: pair[0])
         items[:] = [item for _, item in kept[part - 1 :: parts]]
@@ -279,6 +283,7 @@ def options_of(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="end after so many seconds")
     parser.add_argument("--tests", default="", help="only tests whose names hold this text")
     parser.add_argument("--draw", type=int, default=8000, help="at most so many cells of a test, by the seed; default 8000")
+    parser.add_argument("--again", nargs="+", type=argparse.FileType("r"), help="run the failed cells of these --json files")
     parser.add_argument("--largest", type=int, help="leave out cells of longer sequences")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--commit", help="the checkout's, for the record")
