@@ -210,6 +210,8 @@ def forwards(case: Case, problem: Problem, wanted: Optional[List[str]]) -> Dict[
     if names is None:
         names = [*case.peers, *(name for name in installed() if name.startswith("flash-attn") and case.peers)]
     calls: Dict[str, Callable[[], torch.Tensor]] = {OURS: lambda: run_ours(problem)}
+    if case.name in GRID_SETS.split(","):
+        calls |= bench_masks.ways(problem)
     for name in names:
         why_not = PEERS[name].missing() or PEERS[name].refuses(problem)
         if why_not is None:
@@ -346,8 +348,8 @@ def clocks() -> str:
 
 def plan_calls(problem: Problem, contenders: Dict[str, Any]) -> Dict[str, Callable[[], Any]]:
     """Calls that make what a contender makes of the mask before its own calls; the host's time is theirs, too."""
-    plans = {name: PEERS[name].plan for name in contenders if name != OURS}
-    return {name + PLAN: plan(problem) for name, plan in plans.items() if plan is not None}
+    plans = {name: PEERS[name].plan for name in contenders if name in PEERS}
+    return bench_masks.plan_calls(problem) | {name + PLAN: plan(problem) for name, plan in plans.items() if plan is not None}
 
 
 def facts() -> Dict[str, Any]:

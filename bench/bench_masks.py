@@ -4,11 +4,14 @@ them."""
 from __future__ import annotations
 
 import random
-from typing import Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
+from flash_dmattn import flash_dmattn_func, masks
+
 from bench_peers import Problem
+from bench_report import KEPT, OURS, PLAN, ROWS
 
 SHAPES = ((64, 32, 32), (128, 16, 16), (128, 32, 4), (256, 8, 8))  # head dim, query heads, KV heads
 LENGTHS = (8192, 32768)
@@ -76,3 +79,32 @@ def add_mask(problem: Problem, extra: str) -> None:
 def visible_pairs(problem: Problem) -> float:
     first, end = problem.row_ranges  # type: ignore[misc]
     return float((end - first).sum().item()) * problem.q.shape[0] * problem.heads
+
+
+def _said_as_rows(problem: Problem) -> Dict[str, Any]:
+    """The mask as one range of keys a row, as peers take it."""
+    first, end = (bound.int().view(1, 1, 1, -1) for bound in problem.row_ranges)  # type: ignore[union-attr]
+    return {"row_intervals": (first, end)}
+
+
+def _said_as_keys(problem: Problem) -> Dict[str, Any]:
+    said = {"is_causal": problem.causal, "key_intervals": problem.intervals, "window_size": problem.window or (-1, -1)}
+    return {name: mask for name, mask in said.items() if mask is not None}
+
+
+def ways(problem: Problem) -> Dict[str, Callable[[], torch.Tensor]]:
+    """Calls of ours with the mask said by rows, and with plans that are kept. A peer's plan is kept, too."""
+    q, k, v = problem.q, problem.k, problem.v
+    by_rows = _said_as_rows(problem)
+    plans = {KEPT: masks.MaskPlan(q, k, **_said_as_keys(problem)), ROWS + KEPT: masks.MaskPlan(q, k, **by_rows)}
+    calls: Dict[str, Callable[[], torch.Tensor]] = {OURS + ROWS: lambda: flash_dmattn_func(q, k, v, **by_rows)}
+    for name, plan in plans.items():
+        calls[OURS + name] = lambda plan=plan: flash_dmattn_func(q, k, v, mask_plan=plan)
+    return calls
+
+
+def plan_calls(problem: Problem) -> Dict[str, Callable[[], Any]]:
+    """Calls that make the plans of ways()."""
+    q, k = problem.q, problem.k
+    said = {"": _said_as_keys(problem), ROWS: _said_as_rows(problem)}
+    return {OURS + name + PLAN: lambda mask=mask: masks.MaskPlan(q, k, **mask) for name, mask in said.items()}

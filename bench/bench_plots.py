@@ -196,7 +196,7 @@ def _mask_grid(rows: List[Dict[str, Any]], title: str, path: Path) -> None:
     heads and length."""
     from bench_report import OURS, PLAN
 
-    rows = [row for row in rows if row["contender"] != OURS and not row["contender"].endswith(PLAN)]
+    rows = [row for row in rows if not row["contender"].startswith(OURS) and not row["contender"].endswith(PLAN)]
     masks = [("causal " if row["causal"] else "") + row["extra"] for row in rows]
     kinds = list(dict.fromkeys(masks))
     longest = max(row["Sk"] for row in rows)

@@ -18,6 +18,7 @@ import torch
 from flash_dmattn import _arguments
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "bench"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "scripts"))
 
 # FDM_TEST_FAMILY=reference runs every test of this folder on that family.
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")

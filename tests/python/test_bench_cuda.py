@@ -121,6 +121,27 @@ def test_masks_of_the_grid_are_the_same_by_rows_and_by_keys(extra, causal, keys)
     assert (bench_report.visible_pairs(bench_report.cell_of(case.title)) is None) == (extra != "alone")
 
 
+def test_ways_of_the_grid_say_one_mask():
+    for extra, causal in bench_masks.KINDS:
+        p = bench_cuda.make_problem(Case("mask-grid", 1, 2, 128, 16, dtype=torch.float32, causal=causal, extra=extra), "cpu")
+        ours = bench_cuda.run_ours(p)
+        calls = bench_masks.ways(p)
+        assert list(calls) == [bench_report.OURS + way for way in (", by rows", ", plan kept", ", by rows, plan kept")]
+        assert all(torch.allclose(call(), ours, atol=1e-5) for call in calls.values())
+        assert all(plan() for plan in bench_masks.plan_calls(p).values())
+
+
+def test_peers_of_the_grid_are_compared_by_kept_plans_and_with_plans_made():
+    ours, peer = bench_report.OURS, "cudnn flex"
+    seconds = {ours: [2.0, 5.0], ours + bench_report.KEPT: [1.5], peer: [3.0, 9.0], peer + bench_report.PLAN: [1.0]}
+    title = "B1 H4 S8192 D64 bfloat16 causal prefix-2048"
+    result = {"set": "mask-grid", "title": title, "flops": 1.0, "seconds": seconds}
+    table = bench_report.rows({"results": [result], "ceilings": {"copy_bytes_per_second": 1e12}})
+    row = next(row for row in table if row["contender"] == peer)
+    assert (row["time_over_ours"], row["over_ours_with_plans"]) == (2.0, 2.0)
+    assert {row["contender"]: row["time_over_ours"] for row in table}[ours + bench_report.KEPT] == 0.75
+
+
 def test_the_grid_is_drawn_with_a_dot_for_each_peer_and_none_for_plans(tmp_path, monkeypatch):
     plots = pytest.importorskip("bench_plots")
     drawn = []
