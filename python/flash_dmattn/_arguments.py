@@ -398,6 +398,15 @@ def check_layout(tensor: Any, name: str) -> None:
         raise TypeError(f"{name} is {kind}; it must be dense")
 
 
+def refuse_negated(tensor: Any, name: str) -> None:
+    """A sentence about a tensor of PyTorch's whose memory holds the opposite of its numbers."""
+    if tensor.is_neg():
+        raise ValueError(
+            f"{name} is a negated view (torch.Tensor.is_neg), whose memory holds the opposite of its numbers: give "
+            f"{name}.resolve_neg()"
+        )
+
+
 def num_results_of(return_lse: Any, return_lse_low: Any, return_attn_probs: Any) -> int:
     """1: out; 2: also lse; 3: also lse_low or the probabilities."""
     if return_lse is return_lse_low is False and return_attn_probs is None:

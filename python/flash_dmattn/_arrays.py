@@ -24,6 +24,7 @@ from ._arguments import (
     num_results_of,
     packed_extents,
     refuse_keywords,
+    refuse_negated,
     row_masks,
     settings_of,
     with_layout_hint,
@@ -122,6 +123,7 @@ def borrow(
         return None
     if is_torch(array):
         check_layout(array, name)
+        refuse_negated(array, name)
     where = device_of(array, name)
     if where != (device or (CPU, 0)):
         if device is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _native
-from ._arguments import Settings, check_layout, said
+from ._arguments import Settings, check_layout, refuse_negated, said
 from ._cache import APPEND_NAMES, FORWARD_NAMES, Special, with_four_axes
 from ._fields import NUMBERS
 from ._operators import allocator_of, define, is_plain, native_view, refuse_transforms, stream_of
@@ -33,6 +33,17 @@ def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:
                 "or use flash_dmattn_varlen_func on packed tensors"
             )
     refuse_transforms(tensors)
+
+
+def _resolved(tensors: Sequence[Any], written: Sequence[Tuple[Any, str]]) -> Tuple[Any, ...]:
+    """The tensors with their numbers in memory. A cache is too large to be copied, and what is written must be there.
+    Compiled code cannot ask; there the dispatcher resolves them, or refuses."""
+    if torch.compiler.is_compiling():
+        return tuple(tensors)
+    for tensor, name in written:
+        if tensor is not None:
+            refuse_negated(tensor, name)
+    return tuple(each if each is None else each.resolve_neg() for each in tensors)
 
 
 # ---- FLASH_DMATTN_CHECK_PAGES -----------------------------------------------------------------------------------------
@@ -121,6 +132,7 @@ def forward(tensors: Sequence[Any], settings: Settings, special: Special, return
     tensors = with_four_axes(tensors, settings)
     if out is not None:
         _check((out,), ("out",), 1)
+    tensors = _resolved(tensors, (*zip(tensors[1:3], FORWARD_NAMES[1:3]), (out, "out")))
     if out is None and not is_plain(*tensors):
         out, lse = torch.ops.flash_dmattn.forward_with_cache(*tensors, *settings, *special)
         return (out, lse) if return_lse else out
@@ -156,9 +168,10 @@ define(
 def append(tensors: Sequence[Any], interleaved: bool, query_out: Any) -> Any:
     """append_kv_cache() of tensors in the order of APPEND_NAMES."""
     _check(tensors, APPEND_NAMES, 2)
-    query = tensors[APPEND_NAMES.index("query")]
     if query_out is not None:
         _check((query_out,), ("query_out",), 1)
+    tensors = _resolved(tensors, (*zip(tensors, APPEND_NAMES[:2]), (query_out, "query_out")))
+    query = tensors[APPEND_NAMES.index("query")]
     result = torch.empty_like(query) if query is not None and query_out is None else query_out
     run = _append_operator if is_plain(*tensors, result) else torch.ops.flash_dmattn.cache_append
     run(*tensors, result, interleaved)

@@ -99,7 +99,8 @@ def stream_of(tensor: Tensor) -> int:
 
 
 def is_plain(*tensors: Optional[Tensor]) -> bool:
-    """Whether the dispatcher would add nothing but its time: eager mode, no subclass, mode, transform or gradient."""
+    """Whether the dispatcher would add nothing but its time: eager mode, no subclass, negated view, mode, transform or
+    gradient."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -107,6 +108,8 @@ def is_plain(*tensors: Optional[Tensor]) -> bool:
         or torch._C._get_tracing_state()
         or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         or forward_ad._current_level >= 0
-        or any(each is not None and type(each) not in (Tensor, torch.nn.Parameter) for each in tensors)
+        or any(
+            each is not None and (type(each) not in (Tensor, torch.nn.Parameter) or each.is_neg()) for each in tensors
+        )
         or (torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors))
     )

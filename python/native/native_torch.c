@@ -332,7 +332,7 @@ static int is_plain(PyObject *object, int32_t axes) {
             (axes == 0 || tensor->ndim == axes) && (tensor->device.type == FDM_CPU || tensor->device.type == FDM_CUDA);
     else
         PyErr_Clear(); /* what it is, the dispatcher will say */
-    if (plain && axes > 0) {
+    if (plain) {
         PyObject *negated = PyObject_CallFunctionObjArgs(torch[IS_NEG], object, NULL);
         plain = negated ? negated == Py_False : -1;
         Py_XDECREF(negated);

@@ -628,6 +628,65 @@ def test_torch_and_numpy_give_the_same_bits() -> None:
         flash_dmattn_with_kvcache_func(**given)
 
 
+def _negated(value: Any) -> Any:
+    """The same numbers as a view of their opposites; of every tensor in a pair."""
+    torch = pytest.importorskip("torch")
+    return tuple(map(_negated, value)) if isinstance(value, tuple) else torch._neg_view(-value)
+
+
+READ_BY_A_CALL = ("query", "key", "value", "cache_seqlens", "block_table", "rotary", "attn_bias", "sink", "row_intervals")
+
+
+@pytest.mark.parametrize("name", READ_BY_A_CALL)
+def test_negated_views_are_read_by_their_numbers(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    read = {"attn_bias": torch.randn(1, HEADS, 1, 12), "sink": torch.randn(HEADS)}
+    read["row_intervals"] = torch.ones(2, 1, 1, 3, dtype=torch.int32), torch.full((2, 1, 1, 3), 9, dtype=torch.int32)
+    for out in (False, True):
+        plain, given = ({**_tensors(torch), **read} for _ in range(2))
+        given[name] = _negated(given[name])
+        results = {"out": torch.empty(2, 3, HEADS, DIM_V)} if out else {}
+        expected = flash_dmattn_with_kvcache_func(**plain)
+        assert torch.equal(flash_dmattn_with_kvcache_func(**given, **results), expected)
+        assert all(torch.equal(given[each], plain[each]) for each in ("key_cache", "value_cache"))
+
+
+@pytest.mark.parametrize("name", ("query", "key", "value", "cache_seqlens", "block_table", "rotary"))
+def test_negated_views_are_appended_by_their_numbers(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    plain, given = _tensors(torch), _tensors(torch)
+    given[name] = _negated(given[name])
+    assert torch.equal(append_kv_cache(**given), append_kv_cache(**plain))
+    assert all(torch.equal(given[each], plain[each]) for each in ("key_cache", "value_cache"))
+
+
+@pytest.mark.parametrize("name", ("key_cache", "value_cache", "out"))
+def test_negated_views_are_not_written(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    given = {**_tensors(torch), "out": torch.zeros(2, 3, HEADS, DIM_V)}
+    calls = [(flash_dmattn_with_kvcache_func, "out"), (append_kv_cache, "query_out")]
+    for function, result in calls:
+        options = {**given, result: given["out"] if result == "out" else given["query"].clone()}
+        if result != "out":
+            del options["out"]
+        wrong = result if name == "out" else name
+        options[wrong] = _negated(options[wrong])
+        before = {each: options[each].clone() for each in ("key_cache", "value_cache", result)}
+        with pytest.raises(ValueError, match=rf"^{wrong} is a negated view .*: give {wrong}\.resolve_neg\(\)$"):
+            function(**options)
+        assert all(torch.equal(options[each], before[each]) for each in before)
+
+
+def test_negated_views_beside_arrays_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    given = _tensors(torch)
+    cache = _negated(given["key_cache"]), given["value_cache"]
+    with pytest.raises(ValueError, match="^key_cache is a negated view"):
+        flash_dmattn_with_kvcache_func(given["query"].numpy(), *cache)
+    with pytest.raises(ValueError, match="^k is a negated view"):
+        attention(given["key"].numpy(), _negated(given["key"]), given["value"].numpy())
+
+
 def test_compiled_code_writes_the_cache_too() -> None:
     torch = pytest.importorskip("torch")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import assert_close, call, random_problem, truth
-from flash_dmattn import flash_dmattn_func
+from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -153,6 +153,28 @@ def test_negated_view():
     view = torch._neg_view(-plain)
     assert view.is_neg()
     assert torch.equal(flash_dmattn_func(view, view, view), flash_dmattn_func(plain, plain, plain))
+    beside = {
+        "attn_bias": torch.randn(1, 2, 4, 4),
+        "sink": torch.randn(2),
+        "key_intervals": (torch.zeros(1, 1, 4, dtype=torch.int32), torch.tensor([[[1, 2, 3, 4]]], dtype=torch.int32)),
+        "row_intervals": (torch.zeros(1, 1, 1, 4, dtype=torch.int32), torch.ones(1, 1, 1, 4, dtype=torch.int32)),
+    }
+    for name, value in beside.items():
+        negated = tuple(torch._neg_view(-each) for each in value) if isinstance(value, tuple) else torch._neg_view(-value)
+        expected = flash_dmattn_func(plain, plain, plain, **{name: value})
+        assert torch.equal(flash_dmattn_func(plain, plain, plain, **{name: negated}), expected)
+    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
+    negated = torch._neg_view(-offsets)
+    packed = [plain[0]] * 3
+    assert torch.equal(
+        flash_dmattn_varlen_func(*packed, negated, negated, 3, 3), flash_dmattn_varlen_func(*packed, offsets, offsets, 3, 3)
+    )
+
+
+def test_operators_beside_the_dispatcher_leave_negated_views_to_it():
+    from flash_dmattn._operators import is_plain
+
+    assert is_plain(torch.ones(1)) and not is_plain(torch.ones(1), torch._neg_view(torch.ones(1)))
 
 
 def test_probabilities_of_lowest_biases():
