@@ -712,6 +712,39 @@ def test_wrong_types():
     assert isinstance(caught.value, TypeError)
 
 
+WITHOUT_OFFSETS = {
+    "of version 2": lambda x, rows, keys: flash_attn.flash_attn_varlen_func(x, x, x, rows, keys, 17, 17),
+    "with lse": lambda x, rows, keys: flash_attn.flash_attn_varlen_func(x, x, x, rows, keys, 17, 17, return_attn_probs=True),
+    "beside lengths": lambda x, rows, keys: flash_attn.flash_attn_varlen_func(x, x, x, rows, keys, 17, 17, seqused_k=USED),
+    "of pages": lambda x, rows, keys: flash_attn.flash_attn_varlen_func(
+        x, x, x, rows, keys, 17, 17, block_table=USED[:, None] * 0
+    ),
+    "keys in one": lambda x, rows, keys: flash_attn.flash_attn_varlen_kvpacked_func(
+        x, torch.stack((x, x), 1), rows, keys, 17, 17
+    ),
+    "backward": lambda x, rows, keys: fa2._flash_attn_varlen_backward(
+        x, x, x, x, x, x[..., 0].mT.contiguous(), None, None, None, rows, keys, 17, 17, 0.0, 0.25, True, -1, -1, 0.0, None, False
+    ),
+    "of version 3": lambda x, rows, keys: flash_attn_interface.flash_attn_varlen_func(x, x, x, rows, keys, 17, 17),
+    "of version 3, beside lengths": lambda x, rows, keys: flash_attn_interface.flash_attn_varlen_func(
+        x, x, x, rows, keys, 17, 17, None, USED
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("call", WITHOUT_OFFSETS)
+def test_packed_functions_need_offsets(call, missing):
+    """Without them tensors of four axes would be a dense call, or one on a dense cache."""
+    offsets = torch.tensor([0, 17, 34], dtype=torch.int32)
+    rows = None if missing == "cu_seqlens_q" else offsets
+    sentence = f"^{missing} is None; it must be a torch.int32 tensor of batch \\+ 1 elements$"
+    for keys in (offsets, None) if rows is None else (None,):
+        with pytest.raises(RuntimeError, match=sentence) as caught:
+            WITHOUT_OFFSETS[call](tensors()[0], rows, keys)
+        assert isinstance(caught.value, TypeError)
+
+
 # ---- key-value caches ------------------------------------------------------------------------------------
 
 # Keys in the cache of two sequences, before appending.

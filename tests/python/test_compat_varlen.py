@@ -67,6 +67,8 @@ def test_refusals():
         varlen_attn(q, k, v, *packing, enable_gqa=True, block_table=packing[0])
     with pytest.raises(ValueError, match="cu_seq_k is None"):
         varlen_attn(q, k, v, packing[0], None, 6, 7, enable_gqa=True)
+    with pytest.raises(ValueError, match="cu_seq_q is None"):
+        varlen_attn(q[None], k[None], v[None], None, packing[1], 6, 7, enable_gqa=True)
 
 
 def test_compiles_as_one_graph():

@@ -12,7 +12,7 @@ from .._arguments import NO_WINDOW, integer_of, settings_of
 from .._fields import RESULTS, SOURCES
 from .._torch import flash_dmattn_func, flash_dmattn_varlen_func
 from . import _rules
-from ._refusals import InvalidArgument, Unsupported, again
+from ._refusals import InvalidArgument, Unsupported, WrongType, again
 
 UNBOUNDED: _rules.Window = (None, None)
 DENSE = (None, None, 0, 0)
@@ -31,6 +31,14 @@ def window_of(window_size: Any) -> _rules.Window:
     except (TypeError, ValueError) as error:
         raise again(error) from None
     return None if left is None or left < 0 else left, None if right is None or right < 0 else right
+
+
+def packing_of(cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any) -> _rules.Packing:
+    """Of a function that takes packed tensors alone: without offsets they would be dense ones."""
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        name = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
+        raise WrongType(f"{name} is None; it must be a torch.int32 tensor of batch + 1 elements")
+    return cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
 
 
 _NOTHING: Dict[Any, Tensor] = {}

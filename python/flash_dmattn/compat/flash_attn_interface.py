@@ -132,7 +132,7 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k: int32 [B], rows and keys of each sequence that count; out is 0 in the other rows.
     """
     _refuse_scales(q_descale, k_descale, v_descale)
-    packing = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
+    packing = _calls.packing_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     window = _calls.window_of(window_size)
     if seqused_q is seqused_k is qv is None and not attention_chunk and not return_attn_probs:
         out = _calls.plain(q, k, v, packing, None, softmax_scale, causal, window, softcap, deterministic, False)

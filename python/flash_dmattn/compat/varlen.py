@@ -60,6 +60,8 @@ def varlen_attn(
     """
     if cu_seq_k is None and (block_table is None or seqused_k is None):
         raise _refusals.InvalidArgument("cu_seq_k is None: say where each sequence of key begins, int32 [batch + 1]")
+    if cu_seq_q is None:
+        raise _refusals.InvalidArgument("cu_seq_q is None: say where each sequence of query begins, int32 [batch + 1]")
     if not enable_gqa and query.shape[1] != key.shape[-2]:
         raise _refusals.InvalidArgument(
             f"query has {query.shape[1]} heads and key {key.shape[-2]}: write enable_gqa=True where they share them"

@@ -101,7 +101,9 @@ def flash_attn_varlen_func(
     pages [P, page size, Hkv, D and Dv]."""
     if dropout_p:
         _refusals.no_dropout(dropout_p)
-    packing = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
+    if block_table is not None and seqused_k is not None:
+        cu_seqlens_k = seqused_k  # which says how long the sequences are
+    packing = _calls.packing_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     window = _calls.window_of(window_size)
     results = None
     if block_table is not None:
@@ -369,7 +371,7 @@ def _flash_attn_varlen_backward(
         _refusals.no_dropout(dropout_p)
     return _calls.backward(
         dout, (q, k, v), out, softmax_lse, (dq, dk, dv),
-        (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)), softmax_scale=softmax_scale, causal=causal,
+        _calls.packing_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), softmax_scale=softmax_scale, causal=causal,
         window=_calls.window_of((window_size_left, window_size_right)), softcap=softcap, deterministic=deterministic,
         alibi_slopes=alibi_slopes,
     )  # fmt: skip
