@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from . import _arguments, _native
 from ._arguments import (
@@ -31,6 +31,10 @@ FORWARD_NAMES = ("query", "key_cache", "value_cache", *READ, *PLACES, *ADDED)
 # Of a call with a cache alone, behind its settings: rotary_interleaved, invariance, num_splits, split_keys.
 Special = Tuple[bool, int, int, int]
 APPEND_NAMES = ("key_cache", "value_cache", *PLACES, *ADDED, "slots", "positions", "query", "cu_seqlens_q")
+
+
+# torch.compiler.is_compiling, from when _cache_torch is here. Before, and while code is compiled, calls go the long way.
+is_compiling: Callable[[], bool] = lambda: True
 
 
 def rotary_pair(rotary: Any) -> Tuple[Any, Any]:
@@ -214,6 +218,15 @@ def flash_dmattn_with_kvcache_func(
         >>> out.shape, bool(pages[0, 2, 4].all())  # key 20 is row 4 of page 2
         ((1, 1, 4, 64), True)
     """
+    if not is_compiling():
+        result = _native.cache_attend(
+            query, key_cache, value_cache, attn_mask, attn_bias, sink, seqused_q, seqused_k, cu_seqlens_q, tree,
+            block_table, page_start, cache_batch_idx, cache_seqlens, cache_leftpad, key, value, cu_seqlens_new,
+            rotary_seqlens, out, row_intervals, rotary, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, softcap,
+            window_size, lse_without_sink, rotary_interleaved, invariance, num_splits, split_keys, return_lse, False,
+        )  # fmt: skip
+        if result is not NotImplemented:
+            return result
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
     settings = settings_of(
         softmax_scale, None, tree is None if is_causal is None else is_causal, softcap, False, window_size, *longest, flag_of(lse_without_sink, "lse_without_sink")
@@ -294,6 +307,13 @@ def append_kv_cache(
         >>> numpy.argwhere(k[:, :, 0, 0]).tolist()
         [[1, 1], [3, 7]]
     """
+    if not is_compiling():
+        result = _native.append_to_cache(
+            key_cache, value_cache, block_table, page_start, cache_batch_idx, cache_seqlens, key, value, cu_seqlens_new,
+            rotary_seqlens, slots, positions, query, cu_seqlens_q, query_out, rotary, rotary_interleaved,
+        )  # fmt: skip
+        if result is not NotImplemented:
+            return result
     tensors = (
         *(key_cache, value_cache, block_table, page_start, cache_batch_idx, cache_seqlens, None),
         *(key, value, cu_seqlens_new, *rotary_pair(rotary), rotary_seqlens, slots, positions, query, cu_seqlens_q),

@@ -8,13 +8,14 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import _arguments, _native
+from . import _arguments, _cache, _native
 from ._arguments import Settings, check_layout, refuse_negated, said
 from ._cache import APPEND_NAMES, FORWARD_NAMES, Special, with_four_axes
 from ._fields import NUMBERS
 from ._operators import allocator_of, define, is_plain, native_view, refuse_transforms, stream_of
 
 _NUM_FORWARD, _NUM_APPEND = len(FORWARD_NAMES), len(APPEND_NAMES)
+_cache.is_compiling = torch.compiler.is_compiling
 
 
 def _check(tensors: Sequence[Any], names: Sequence[str], needed: int) -> None:

@@ -118,6 +118,8 @@ PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments,
 PyObject *native_merge(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_cache_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_cache_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_cache_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_append_to_cache(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan_cache(PyObject *module, PyObject *arguments);
 PyObject *native_gemm(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

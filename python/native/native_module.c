@@ -75,6 +75,8 @@ static PyMethodDef methods[] = {
     {"xla_handlers", native_xla_handlers, METH_NOARGS, "Custom calls of XLA: (target, platform, capsule) of each."},
     {"cache_forward", FASTCALL(native_cache_forward), "Attention on a KV cache, on caller-allocated tensors."},
     {"cache_append", FASTCALL(native_cache_append), "New keys into a KV cache; queries turned."},
+    {"cache_attend", FASTCALL(native_cache_attend), "cache_forward of PyTorch tensors, or NotImplemented."},
+    {"append_to_cache", FASTCALL(native_append_to_cache), "cache_append of PyTorch tensors, or NotImplemented."},
     {"plan_cache", native_plan_cache, METH_VARARGS, "(family, kernel, reason) of a call on a KV cache."},
     {"merge", FASTCALL(native_merge), "Two partial results into one, on caller-allocated tensors."},
     {"gemm", FASTCALL(native_gemm), "A matrix product, on caller-allocated tensors."},

@@ -1,7 +1,8 @@
 /* native_torch.c: attention on PyTorch tensors, one call a pass: which way it goes, outputs, workspace, stream,
  * autograd. Nothing is built against PyTorch: tensors are read through DLPack's exchange table, and the functions of
  * PyTorch that are called are handed over by _torch.py. */
-#include "native.h"
+#include "native_torch.h"
+
 #include "native_fields.h"
 
 /* What use_torch() takes, by name. DESCRIBE: makes a tuple of a tensor where PyTorch has no exchange table, else None.
@@ -138,8 +139,7 @@ static PyObject *new_tensor(PyObject *like, fdm_device_id device, PyObject *dtyp
     return tensor;
 }
 
-/* What torch.empty_like gives. */
-static PyObject *new_like(PyObject *like, const fdm_tensor *tensor, struct tensor_argument *argument) {
+PyObject *native_torch_empty_like(PyObject *like, const fdm_tensor *tensor, struct tensor_argument *argument) {
     int failed = 0;
     PyObject *made;
     if (is_contiguous(tensor)) {
@@ -176,34 +176,51 @@ static void *allocate(void *context, size_t bytes) {
 
 static void release(void *context, void *memory) {} /* with the workspace, which needs the GIL */
 
-/* Runs a pass on the query's device, on PyTorch's current stream or with its number of threads. */
-static int run(native_call call, fdm_tensors *tensors, PyObject *query, PyObject *settings) {
-    const fdm_device_id device = tensors->q->device;
-    const int on_cuda = device.type == FDM_CUDA;
-    PyObject *setting[NUM_SETTINGS], *family = PyObject_GetAttr(torch[ARGUMENTS], texts[FORCED_FAMILY]);
-    PyObject *index = on_cuda ? PyLong_FromLong(device.index) : NULL, *result = NULL;
-    PyObject *where = on_cuda ? PyObject_CallFunctionObjArgs(torch[CUDA_STREAM], index, NULL)
-                              : PyObject_CallNoArgs(torch[NUM_THREADS]);
-    int complete = family && where;
-    for (int i = 0; complete && i < NUM_SETTINGS; i++)
-        complete = (setting[i] = PyTuple_GetItem(settings, i)) != NULL;
-    fdm_options options;
-    fdm_tile_plan plan;
-    if (complete && !native_options(setting, on_cuda ? NULL : where, family, &options) &&
-        !native_take_plan(setting[SETTING_MASK_PLAN], tensors, &plan)) {
-        struct workspace workspace = {query, NULL, device};
-        const fdm_allocator allocator = {&workspace, allocate, release};
-        if (on_cuda)
-            options.stream = native_address(where);
-        if (!PyErr_Occurred())
-            result = native_run(call, tensors, &options, on_cuda ? &allocator : NULL);
-        Py_XDECREF(workspace.tensor);
-    }
-    Py_XDECREF(family);
+int native_torch_stream(fdm_device_id device, void **stream) {
+    PyObject *index = PyLong_FromLong(device.index);
+    PyObject *where = index ? PyObject_CallFunctionObjArgs(torch[CUDA_STREAM], index, NULL) : NULL;
+    *stream = where ? native_address(where) : NULL;
     Py_XDECREF(index);
     Py_XDECREF(where);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int num_threads(int32_t *threads) {
+    PyObject *number = PyObject_CallNoArgs(torch[NUM_THREADS]);
+    *threads = number ? (int32_t)PyLong_AsLong(number) : 0;
+    Py_XDECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+int native_torch_run(native_call call, const fdm_tensors *tensors, PyObject *query, fdm_options *options) {
+    struct workspace workspace = {query, NULL, tensors->q->device};
+    const fdm_allocator allocator = {&workspace, allocate, release};
+    const int on_cuda = workspace.device.type == FDM_CUDA;
+    PyObject *family = PyObject_GetAttr(torch[ARGUMENTS], texts[FORCED_FAMILY]), *result = NULL;
+    int failed = !family || (on_cuda ? native_torch_stream(workspace.device, &options->stream)
+                                     : num_threads(&options->num_threads));
+    if (!failed && family != Py_None)
+        failed = !(options->family = PyUnicode_AsUTF8AndSize(family, NULL));
+    if (!failed)
+        result = native_run(call, tensors, options, on_cuda ? &allocator : NULL);
+    Py_XDECREF(workspace.tensor);
+    Py_XDECREF(family);
     Py_XDECREF(result);
     return result ? 0 : -1;
+}
+
+/* The same with settings as a tuple. */
+static int run(native_call call, fdm_tensors *tensors, PyObject *query, PyObject *settings) {
+    PyObject *setting[NUM_SETTINGS];
+    fdm_options options;
+    fdm_tile_plan plan;
+    for (int i = 0; i < NUM_SETTINGS; i++)
+        if (!(setting[i] = PyTuple_GetItem(settings, i)))
+            return -1;
+    if (native_options(setting, NULL, Py_None, &options) ||
+        native_take_plan(setting[SETTING_MASK_PLAN], tensors, &plan))
+        return -1;
+    return native_torch_run(call, tensors, query, &options);
 }
 
 static void clear(PyObject **objects, int count) {
@@ -217,7 +234,26 @@ static void take_inputs(PyObject *const *inputs, PyObject **objects) {
         objects[i] = i < NUM_INPUTS ? inputs[i] : NULL;
 }
 
-/* The first `wanted` results: out [B, Sq, H, Dv], or packed [total_q, H, Dv]; the others [B, H, Sq] or [H, total_q]. */
+int native_torch_results(PyObject *query, const fdm_tensor *q, int64_t head_dim_v, int first, int last,
+                         PyObject **objects, struct tensor_argument *arguments) {
+    const int32_t axes = q->ndim;
+    int64_t shape[] = {q->shape[0], q->shape[1], q->shape[2], head_dim_v}, rows[3] = {0};
+    shape[axes - 1] = head_dim_v;
+    for (int i = 0; i < axes - 1; i++) /* the last two axes change places */
+        rows[i] = q->shape[i < axes - 3 ? i : 2 * axes - 5 - i];
+    PyObject *dtype = PyObject_GetAttr(query, texts[DTYPE]);
+    PyObject *of_rows = torch[fdm_dtype_of(q) == FDM_FLOAT64 ? FLOAT64 : FLOAT32];
+    int failed = !dtype;
+    for (int i = first; i < last && !failed; i++) {
+        objects[i] = i == 0 ? new_tensor(query, q->device, dtype, axes, shape, &arguments[i])
+                            : new_tensor(query, q->device, of_rows, axes - 1, rows, &arguments[i]);
+        failed = !objects[i];
+    }
+    Py_XDECREF(dtype);
+    return failed ? -1 : 0;
+}
+
+/* The first `wanted` results. */
 static int new_results(PyObject **objects, fdm_tensor **given, int wanted, struct tensor_argument *arguments) {
     const fdm_tensor *q = given[ARG_Q], *v = given[ARG_V];
     const int32_t axes = given[ARG_CU_SEQLENS_Q] ? 3 : 4;
@@ -225,21 +261,10 @@ static int new_results(PyObject **objects, fdm_tensor **given, int wanted, struc
         PyErr_Format(PyExc_ValueError, "query and value need %d axes", (int)axes);
         return -1;
     }
-    int64_t shape[] = {q->shape[0], q->shape[1], q->shape[2], 0}, rows[3] = {0};
-    shape[axes - 1] = v->shape[axes - 1];
-    for (int i = 0; i < axes - 1; i++) /* the last two axes change places */
-        rows[i] = q->shape[i < axes - 3 ? i : 2 * axes - 5 - i];
-    PyObject *dtype = PyObject_GetAttr(objects[ARG_Q], texts[DTYPE]);
-    PyObject *of_rows = torch[fdm_dtype_of(q) == FDM_FLOAT64 ? FLOAT64 : FLOAT32];
-    int failed = !dtype;
-    for (int i = ARG_OUT; i < ARG_OUT + wanted && !failed; i++) {
-        objects[i] = i == ARG_OUT ? new_tensor(objects[ARG_Q], q->device, dtype, axes, shape, &arguments[i])
-                                  : new_tensor(objects[ARG_Q], q->device, of_rows, axes - 1, rows, &arguments[i]);
+    for (int i = ARG_OUT; i < ARG_OUT + wanted; i++)
         given[i] = &arguments[i].tensor;
-        failed = !objects[i];
-    }
-    Py_XDECREF(dtype);
-    return failed ? -1 : 0;
+    return native_torch_results(objects[ARG_Q], q, v->shape[axes - 1], 0, wanted, objects + ARG_OUT,
+                                arguments + ARG_OUT);
 }
 
 /* Makes the first `wanted` results, by position in `objects`; none with an exception set. */
@@ -303,7 +328,7 @@ static int backward(PyObject **objects, const int *needs, PyObject *settings) {
     for (int i = 0; i < NUM_INPUTS; i++) {
         const int gradient = native_fields[i].gradient;
         if (gradient && needs[gradient - NUM_READ] && given[i] && !failed) {
-            objects[gradient] = new_like(objects[i], given[i], &arguments[gradient]);
+            objects[gradient] = native_torch_empty_like(objects[i], given[i], &arguments[gradient]);
             given[gradient] = &arguments[gradient].tensor;
             failed = !objects[gradient];
         }
@@ -319,32 +344,45 @@ static int backward(PyObject **objects, const int *needs, PyObject *settings) {
 
 /* ---- which way -------------------------------------------------------------------------------------------------- */
 
-/* Whether PyTorch's object is what its address, shape and strides say; axes 0: any number. -1 with an exception set. */
-static int is_plain(PyObject *object, int32_t axes) {
-    struct tensor_argument argument;
+int native_torch_is_plain(PyObject *object, struct tensor_argument *argument, int records) {
+    enum { DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 };
     PyObject *type = (PyObject *)Py_TYPE(object);
-    int failed = 0, plain = 0;
+    int failed = 0;
     if (type != torch[TENSOR] && type != torch[PARAMETER])
         return 0;
-    const fdm_tensor *tensor = view(object, &argument, &failed);
-    if (tensor)
-        plain =
-            (axes == 0 || tensor->ndim == axes) && (tensor->device.type == FDM_CPU || tensor->device.type == FDM_CUDA);
-    else
+    const fdm_tensor *tensor = view(object, argument, &failed);
+    if (!tensor) {
         PyErr_Clear(); /* what it is, the dispatcher will say */
-    if (plain) {
-        PyObject *negated = PyObject_CallFunctionObjArgs(torch[IS_NEG], object, NULL);
-        plain = negated ? negated == Py_False : -1;
-        Py_XDECREF(negated);
+        return 0;
     }
-    return plain;
+    if (tensor->device.type != FDM_CPU && tensor->device.type != FDM_CUDA)
+        return 0;
+    PyObject *answer = PyObject_CallFunctionObjArgs(torch[IS_NEG], object, NULL);
+    if (records && answer == Py_False && (tensor->dtype.code == DLPACK_FLOAT || tensor->dtype.code == DLPACK_BFLOAT)) {
+        Py_DECREF(answer);
+        answer = PyObject_GetAttr(object, texts[REQUIRES_GRAD]);
+    }
+    Py_XDECREF(answer);
+    return answer ? answer == Py_False : -1;
+}
+
+/* Whether it is plain and has so many axes; axes 0: any number. */
+static int is_plain(PyObject *object, int32_t axes) {
+    struct tensor_argument argument;
+    const int plain = native_torch_is_plain(object, &argument, 0);
+    return plain == 1 ? axes == 0 || argument.tensor.ndim == axes : plain;
+}
+
+int native_torch_is_bool(PyObject *object) {
+    PyObject *dtype = PyObject_GetAttr(object, texts[DTYPE]);
+    Py_XDECREF(dtype);
+    return dtype ? dtype == torch[BOOL] : -1;
 }
 
 /* Whether the dtype is (bool_wanted) or is not torch.bool. */
 static int suits(PyObject *object, int bool_wanted) {
-    PyObject *dtype = PyObject_GetAttr(object, texts[DTYPE]);
-    Py_XDECREF(dtype);
-    return dtype ? (dtype == torch[BOOL]) == bool_wanted : -1;
+    const int is_bool = native_torch_is_bool(object);
+    return is_bool < 0 ? -1 : is_bool == bool_wanted;
 }
 
 /* Whether all tensors are plain, mask and bias in the form the library takes. -1 with an exception set. */
@@ -365,9 +403,8 @@ static int are_plain(PyObject *const *inputs) {
     return plain;
 }
 
-/* Whether anything but autograd watches this call. -1 with an exception set. */
-static int is_watched(void) {
-    int watched = 0;
+int native_torch_is_watched(void) {
+    int watched = !torch[TENSOR];
     for (int which = TRANSFORMS; which <= TRACER && watched == 0; which++)
         watched = ask(which);
     if (watched)
@@ -377,6 +414,8 @@ static int is_watched(void) {
     Py_XDECREF(level);
     return PyErr_Occurred() ? -1 : watched;
 }
+
+int native_torch_records(void) { return ask(GRAD_ENABLED); }
 
 static int autocasts(PyObject *query) {
     struct tensor_argument argument;
@@ -433,7 +472,7 @@ PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t co
     if (native_expect(count, NUM_INPUTS + 3))
         return NULL;
     PyObject *settings = inputs[NUM_INPUTS], *want_lse = inputs[NUM_INPUTS + 1];
-    int way = is_watched();
+    int way = native_torch_is_watched();
     if (way == 0)
         way = (way = are_plain(inputs)) == 1 ? 0 : way == 0 ? 1 : -1;
     if (way == 0 && inputs[NUM_INPUTS + 2] != Py_True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import mmap
 import sys
@@ -626,6 +627,208 @@ def test_torch_and_numpy_give_the_same_bits() -> None:
         flash_dmattn_with_kvcache_func(**given)
     with torch.no_grad():
         flash_dmattn_with_kvcache_func(**given)
+
+
+def _ways(torch: Any) -> Dict[str, Dict[str, Any]]:
+    """Changes of _tensors() whose calls the extension takes whole."""
+    ranges = torch.ones(2, 1, 1, 3, dtype=torch.int32), torch.full((2, 1, 1, 3), 9, dtype=torch.int32)
+    packed = {"query": torch.randn(5, HEADS, DIM), "cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32)}
+    new = {"key": torch.randn(4, HEADS_KV, DIM), "value": torch.randn(4, HEADS_KV, DIM_V)}
+    read = {"key": None, "value": None, "rotary": None}
+    tree = torch.tensor([[[1], [3], [5]]] * 2, dtype=torch.int32)
+    return {
+        "as they are": {},
+        "lse": {"return_lse": True},
+        "out": {"out": torch.empty(2, 3, HEADS, DIM_V), "return_lse": True},
+        "float64": _tensors(torch, torch.float64) | {"return_lse": True},
+        "parameters": {"query": torch.nn.Parameter(torch.randn(2, 3, HEADS, DIM), requires_grad=False)},
+        "no appending": read,
+        "no table": read | {"block_table": None, "key_cache": torch.randn(2, 9, HEADS_KV, DIM), "value_cache": torch.randn(2, 9, HEADS_KV, DIM_V)},
+        "flat table": {"block_table": torch.tensor([3, 1, 0, 5, 2, 7]), "page_start": torch.tensor([0, 3])},
+        "rows of the table": {"cache_batch_idx": torch.tensor([1, 0], dtype=torch.int32)},
+        "left padding": {"cache_leftpad": torch.tensor([1, 2], dtype=torch.int32)},
+        "used": read | {"cache_seqlens": None, "seqused_k": torch.tensor([5, 7], dtype=torch.int32)},
+        "used rows": {"seqused_q": torch.tensor([1, 3], dtype=torch.int32)},
+        "packed": packed | {"max_seqlen_q": 3, "return_lse": True, "rotary": None},
+        "packed keys": new | {"cu_seqlens_new": torch.tensor([0, 1, 4], dtype=torch.int32)},
+        "turned": {"rotary_interleaved": True, "rotary_seqlens": torch.tensor([1, 2], dtype=torch.int32)},
+        "mask": {"attn_mask": torch.arange(12).view(1, 1, 1, 12) % 3 != 1},
+        "bias": {"attn_bias": torch.randn(1, HEADS, 3, 12)},
+        "sink": {"sink": torch.randn(HEADS), "lse_without_sink": True, "return_lse": True},
+        "ranges": {"row_intervals": ranges},
+        "tree": {"tree": tree},
+        "not causal": {"is_causal": False},
+        "window": {"window_size": (2, None), "softmax_scale": 0.5, "softcap": 3.0, "max_seqlen_k": 9},
+        "one part": {"num_splits": 1, "invariance": 1},
+    }
+
+
+# Two of the same, which must not write into each other's tensors.
+def _both(torch: Any, name: str) -> List[Dict[str, Any]]:
+    torch.manual_seed(1)
+    changed = _ways(torch)[name]
+    return [copy.deepcopy({**_tensors(torch), **changed}) for _ in range(2)]
+
+
+WAYS = (
+    *("as they are", "lse", "out", "float64", "parameters", "no appending", "no table", "flat table"),
+    *("rows of the table", "left padding", "used", "used rows", "packed", "packed keys", "turned", "mask", "bias", "sink"),
+    *("ranges", "tree", "not causal", "window", "one part"),
+)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_whole_calls_are_what_python_makes_of_them(name: str, monkeypatch: Any) -> None:
+    """The extension takes ordinary calls on PyTorch's tensors as they are given. Python sees to the others."""
+    torch = pytest.importorskip("torch")
+    from flash_dmattn import _cache
+
+    assert set(WAYS) == set(_ways(torch))
+    flash_dmattn_with_kvcache_func(**_tensors(torch))  # PyTorch's functions are here from now on
+    whole, apart = _both(torch, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(_cache, "settings_of", None)  # which Python's way calls
+        result = flash_dmattn_with_kvcache_func(**whole)
+    monkeypatch.setattr(_cache, "is_compiling", lambda: True)
+    expected = flash_dmattn_with_kvcache_func(**apart)
+    assert (result is whole.get("out")) is (expected is apart.get("out"))
+    pairs = [(result, expected)] if isinstance(expected, torch.Tensor) else list(zip(result, expected, strict=True))
+    for each in ("key_cache", "value_cache", "out"):
+        if each in whole:
+            pairs.append((whole[each], apart[each]))
+    for one, other in pairs:
+        assert one.dtype is other.dtype and one.shape == other.shape and one.stride() == other.stride()
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["as they are", "lse", "packed", "flat table", "turned", "slots", "no query", "into"])
+def test_whole_appends_are_what_python_makes_of_them(name: str, monkeypatch: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from flash_dmattn import _cache
+
+    append_kv_cache(**_tensors(torch))
+    positions = {"slots": torch.tensor([3, -1, 31]), "positions": torch.tensor([4, 1, 0]), "query": torch.randn(3, HEADS, DIM)}
+    new = {each: value[1] for each, value in _tensors(torch).items() if each in ("key", "value")}
+    changes: Dict[str, Dict[str, Any]] = {
+        "slots": positions | new | {"cache_seqlens": None, "block_table": None},
+        "no query": {"query": None, "rotary": None},
+        "into": {"query_out": torch.empty(2, 3, HEADS, DIM)},
+        "packed": {"query": torch.randn(5, HEADS, DIM), "cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32)},
+        "lse": {"query": torch.randn(2, HEADS, 3, DIM).transpose(1, 2)},
+    }
+    whole, apart = _both(torch, name if name in ("as they are", "flat table", "turned") else "as they are")
+    for given in (whole, apart):
+        given.update(copy.deepcopy(changes.get(name, {})))
+    with monkeypatch.context() as patch:
+        patch.setattr(_cache, "rotary_pair", None)
+        result = append_kv_cache(**whole)
+    monkeypatch.setattr(_cache, "is_compiling", lambda: True)
+    expected = append_kv_cache(**apart)
+    assert (result is None) is (expected is None) is (name == "no query")
+    assert (result is whole.get("query_out", 0)) is (name == "into")
+    if result is not None:
+        assert result.stride() == expected.stride() and torch.equal(result, expected)
+    assert all(torch.equal(whole[each], apart[each]) for each in ("key_cache", "value_cache"))
+
+
+def _wrong_ways(torch: Any) -> List[Dict[str, Any]]:
+    """Changes of _tensors() that one of the two ways, or both, refuse."""
+    x = torch.randn
+    return [
+        {"query": x(3, HEADS, DIM)},
+        {"query": x(2, 3, HEADS, DIM).int()},
+        {"query": x(2, 3, HEADS, DIM).to_sparse()},
+        {"query": x(2, 3, HEADS, DIM, requires_grad=True)},
+        {"rotary": (x(20, 6, requires_grad=True), x(20, 6))},
+        {"query": x(2, 3, 3, DIM)},
+        {"query": x(2, 3, HEADS, DIM).half()},
+        {"key_cache": None},
+        {"value_cache": x(8, 4, HEADS_KV)},
+        {"key": None},
+        {"cache_seqlens": [2, 7]},
+        {"cache_seqlens": torch.tensor([2, 7])},
+        {"cache_seqlens": None},
+        {"block_table": torch.full((2, 3), 9)},
+        {"block_table": torch.zeros(2, 3)},
+        {"attn_mask": torch.ones(1, 1, 1, 12, dtype=torch.uint8)},
+        {"attn_mask": torch.ones(12, dtype=torch.bool)},
+        {"attn_bias": torch.ones(1, 1, 1, 12, dtype=torch.bool)},
+        {"attn_bias": x(1, 1, 1, 7)},
+        {"row_intervals": torch.ones(2)},
+        {"row_intervals": (torch.ones(2, dtype=torch.int32), None)},
+        {"rotary": x(20, 6)},
+        {"rotary": (x(20, 6), None)},
+        {"window_size": 3},
+        {"window_size": None},
+        {"window_size": (-2, 0)},
+        {"window_size": ("1", 0)},
+        {"softcap": -1.0},
+        {"softcap": "no"},
+        {"softmax_scale": float("nan")},
+        {"softmax_scale": True},
+        {"is_causal": 2},
+        {"is_causal": 0.5},
+        {"max_seqlen_k": 2**70},
+        {"max_seqlen_q": 1.5},
+        {"invariance": 3},
+        {"num_splits": 2, "split_keys": 64},
+        {"split_keys": None},
+        {"return_lse": "yes"},
+        {"rotary_interleaved": 2},
+        {"lse_without_sink": 5},
+        {"out": torch.empty(2, 3, HEADS, DIM)},
+        {"out": torch.empty(2, 3, HEADS, DIM_V).half()},
+        {"out": torch.empty(2, 3, HEADS, DIM_V, requires_grad=True)},
+        {"out": 3},
+        {"tree": torch.ones(2, 3, 1, dtype=torch.int32), "is_causal": True},
+    ]
+
+
+@pytest.mark.parametrize("number", range(46))
+def test_whole_calls_are_refused_as_python_refuses_them(number: int, monkeypatch: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from flash_dmattn import _cache
+
+    assert len(_wrong_ways(torch)) == 46
+    flash_dmattn_with_kvcache_func(**_tensors(torch))
+    sentences = []
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+            flash_dmattn_with_kvcache_func(**{**_tensors(torch), **_wrong_ways(torch)[number]})
+        sentences.append((caught.type, str(caught.value)))
+        monkeypatch.setattr(_cache, "is_compiling", lambda: True)
+    assert sentences[0] == sentences[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": 0, "max_seqlen_k": np.int64(9), "window_size": [2, 0]},
+        {"softmax_scale": 1, "softcap": np.float32(3)},
+        {"return_lse": np.bool_(False), "invariance": True},
+        {"row_intervals": None, "attn_mask": np.arange(24).reshape(2, 12) % 3 != 1},
+    ],
+    ids=str,
+)
+def test_numbers_of_other_types_go_the_long_way(options: Dict[str, Any], monkeypatch: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from flash_dmattn import _cache
+
+    results = []
+    for _ in range(2):
+        given = {each: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for each, value in options.items()}
+        results.append(flash_dmattn_with_kvcache_func(**_tensors(torch), **given))
+        monkeypatch.setattr(_cache, "is_compiling", lambda: True)
+    assert torch.equal(*results)
+
+
+def test_what_watches_a_call_sees_the_operator() -> None:
+    torch = pytest.importorskip("torch")
+    with torch.autograd.profiler.profile() as profile:
+        flash_dmattn_with_kvcache_func(**_tensors(torch))
+        append_kv_cache(**_tensors(torch))
+    names = {event.name for event in profile.function_events}
+    assert {"flash_dmattn::forward_with_cache", "flash_dmattn::cache_append"} <= names
 
 
 def _negated(value: Any) -> Any:

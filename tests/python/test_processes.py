@@ -135,7 +135,7 @@ if sys.argv[1] == "table":
     del torch.Tensor.__dlpack_c_exchange_api__
 else:
     del torch._C._dynamo.guards._empty_strided_cpu
-from flash_dmattn import _arguments, flash_dmattn_func
+from flash_dmattn import _arguments, append_kv_cache, flash_dmattn_func, flash_dmattn_with_kvcache_func
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
 torch.manual_seed(0)
 q, k, v = (torch.randn(2, 5, 4, 8, requires_grad=True) for _ in range(3))
@@ -143,7 +143,14 @@ bias = torch.randn(2, 1, 1, 5, requires_grad=True)
 mask = torch.rand(2, 4, 5, 5) < 0.7
 out, lse = flash_dmattn_func(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, mask, bias, return_lse=True)
 (out.square().sum() + lse.clamp(max=9).sum()).backward()
-print(torch.cat([each.detach().double().flatten() for each in (out, q.grad, k.grad, v.grad, bias.grad)]).tolist())
+rows, keys, values = (each.detach()[:, :2].clone() for each in (q, k, v))
+lengths = torch.tensor([1, 3], dtype=torch.int32)
+turn = dict(cache_seqlens=lengths, rotary=(torch.rand(9, 2), torch.rand(9, 2)))
+caches = k.detach().clone(), v.detach().clone()
+cached = flash_dmattn_with_kvcache_func(rows, *caches, keys, values, return_lse=True, **turn)
+turned = append_kv_cache(*caches, keys, values, query=rows, **turn)
+results = (out, q.grad, k.grad, v.grad, bias.grad, *caches, *cached, turned)
+print(torch.cat([each.detach().double().flatten() for each in results]).tolist())
 """
 
 
