@@ -711,6 +711,11 @@ def flash_dmattn_varlen_func(
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
     rows = row_masks(row_intervals, block_mask)
+    if num_results < 3 and not torch.compiler.is_compiling():
+        given = (*tensors, attn_mask, attn_bias, *pair, *offsets, sink, *rows)
+        result = _native.attend(*given, settings, num_results == 2, False)
+        if result is not None:
+            return result
     return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, rows, settings, num_results)
 
 

@@ -57,6 +57,28 @@ def test_same_bits_as_dense_for_one_sequence():
     assert torch.allclose(packed, flash_dmattn_func(q, q, q, is_causal=True)[0], atol=1e-6)
 
 
+def test_ordinary_calls_are_taken_whole(monkeypatch):
+    from flash_dmattn import _torch
+
+    q = torch.randn(9, 2, 16)
+    cu = offsets([4, 5])
+    mask = torch.rand(1, 1, 5, 5) < 0.7
+    leaf = q.clone().requires_grad_()
+    calls = [
+        lambda: flash_dmattn_varlen_func(q, q, q, cu, cu, 5, 5, is_causal=True, return_lse=True),
+        lambda: flash_dmattn_varlen_func(q, q, q, cu, cu, 5, 5, attn_mask=mask, window_size=(2, 1)),
+        lambda: torch.autograd.grad(flash_dmattn_varlen_func(leaf, q, q, cu, cu, 5, 5).sum(), leaf),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(_torch, "attend_packed", None)  # Python's way
+        whole = [call() for call in calls]
+    monkeypatch.setattr(_torch._native, "attend", lambda *arguments: None)
+    for one, call in zip(whole, calls, strict=True):
+        other = call()
+        one, other = (each if isinstance(each, tuple) else (each,) for each in (one, other))
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_padding_mask_of_two_axes():
     q = torch.randn(7, 2, 8)
     cu = offsets([3, 4])
