@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import assert_close, truth
 from flash_dmattn import flash_dmattn_func
-from flash_dmattn.compat import flash_attn, flash_attn_cute, flash_attn_interface
+from flash_dmattn.compat import _calls, _kv_cache, flash_attn, flash_attn_cute, flash_attn_interface
 from flash_dmattn.compat.flash_attn import functions as fa2
 from flash_dmattn.compat.varlen import varlen_attn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -675,6 +675,14 @@ WRONG = {
     "cache_seqlens of sequence 1 is 25, but block_table holds 4 pages of 6 rows": lambda q, k, v: (
         flash_attn.flash_attn_with_kvcache(q, *in_pages(k, v), cache_seqlens=torch.tensor([24, 25]), block_table=EIGHT_PAGES)
     ),
+    "cache_seqlens of sequence 1 is 26, but block_table holds 4 pages of 6 rows": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(q, *in_pages(k, v), cache_seqlens=torch.tensor([24, 26], dtype=torch.int32), block_table=EIGHT_PAGES)
+    ),
+    "cache_seqlens of sequence 0 is 21 before 4 new keys, but block_table holds 4 pages": lambda q, k, v: (
+        flash_attn.flash_attn_with_kvcache(
+            q, *in_pages(k, v), k[:, :4], v[:, :4], cache_seqlens=USED * 7, block_table=EIGHT_PAGES
+        )
+    ),
     "cache_seqlens of sequence 0 is 20 before 5 new keys, but block_table holds 4 pages": lambda q, k, v: (
         flash_attn.flash_attn_with_kvcache(
             q, *in_pages(k, v), k[:, :5], v[:, :5], cache_seqlens=20, block_table=EIGHT_PAGES
@@ -892,6 +900,135 @@ def test_packed_functions_take_pages(version, given, options):
     for one, other in zip(have, want):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-5)
     assert torch.isinf(have[1][:, 3:5]).all() or sink is not None
+
+
+# ---- calls that the extension takes whole ----------------------------------------------------------------------------
+
+NEW_KEYS = torch.randn(2, 2, 2, 16), torch.randn(2, 2, 2, 16)
+TABLES = torch.randn(40, 8), torch.randn(40, 8)
+PACKED_ROWS = torch.tensor([0, 3, 5], dtype=torch.int32)
+FIRST_KEYS = torch.tensor([1, 4], dtype=torch.int32)
+
+
+def cache_of_version(version):
+    return (flash_attn if version == 2 else flash_attn_interface).flash_attn_with_kvcache
+
+
+def whole_calls(q, k, v):
+    """By name: a call on rows q [2, 3, 4, 16] and keys k and v [2, 23, 2, 16], which it may write."""
+    packed, pages = torch.cat((q[0], q[1, :2])), in_pages(k, v)
+    calls = {}
+    for version, table in ((2, "block_table"), (3, "page_table")):
+        call = functools.partial(cache_of_version(version), cache_seqlens=CACHED)
+        names = {"return_softmax_lse": True}
+        calls |= {
+            f"{version}": lambda call=call: call(q, k, v),
+            f"{version}, lse": lambda call=call: call(q, k, v, **names, causal=True),
+            f"{version}, no lengths": lambda call=call: call(q, k, v, cache_seqlens=None),
+            f"{version}, one length": lambda call=call: call(q, k, v, cache_seqlens=7, softmax_scale=0.5),
+            f"{version}, new keys": lambda call=call: call(q, k, v, *NEW_KEYS, causal=True),
+            f"{version}, turned": lambda call=call: call(
+                q, k, v, *NEW_KEYS, rotary_cos=TABLES[0], rotary_sin=TABLES[1], rotary_interleaved=False, window_size=(4, 0)
+            ),
+            f"{version}, window": lambda call=call: call(q, k, v, window_size=(4, 1), softcap=3.0, causal=True),
+            f"{version}, pages": lambda call=call, table=table: call(q, *pages, *NEW_KEYS, **{table: EIGHT_PAGES}, **names),
+            f"{version}, padding": lambda call=call: call(q, k, v, cache_leftpad=FIRST_KEYS, cache_batch_idx=USED % 2),
+        }
+    two, four = flash_attn.flash_attn_varlen_func, flash_attn_cute.flash_attn_varlen_func
+    three = functools.partial(flash_attn_interface.flash_attn_with_kvcache, cache_seqlens=CACHED, cu_seqlens_q=PACKED_ROWS)
+    calls |= {
+        "2, sink": lambda: cache_of_version(2)(q, k, v, cache_seqlens=CACHED, s_aux=torch.ones(4)),
+        "3, packed": lambda: three(packed, k, v, max_seqlen_q=3, causal=True),
+        "3, packed, no bound": lambda: three(packed, k, v, return_softmax_lse=True),
+        "3, places of turning": lambda: cache_of_version(3)(
+            q, k, v, *NEW_KEYS, None, *TABLES, cache_seqlens=CACHED, rotary_seqlens=FIRST_KEYS
+        ),
+        "2, packed pages": lambda: two(
+            packed, *pages, PACKED_ROWS, PACKED_ROWS, 3, 3, causal=True, block_table=EIGHT_PAGES, return_attn_probs=True
+        ),
+        "2, packed pages, lengths": lambda: two(
+            packed, *pages, PACKED_ROWS, None, 3, 3, block_table=EIGHT_PAGES, seqused_k=CACHED, s_aux=torch.ones(4)
+        ),
+        "4, packed pages": lambda: four(
+            packed, *pages, cu_seqlens_q=PACKED_ROWS, page_table=EIGHT_PAGES, seqused_k=CACHED, return_lse=True
+        ),
+        "4, pages": lambda: four(q, *pages, page_table=EIGHT_PAGES, seqused_k=CACHED, max_seqlen_q=9, window_size=(4, None)),
+        "torch, pages": lambda: varlen_attn(
+            packed, *pages, PACKED_ROWS, None, 3, 3, enable_gqa=True, seqused_k=CACHED, block_table=EIGHT_PAGES
+        ),
+    }
+    return calls, (k, v, *pages)
+
+
+def whole_dense_calls(q, k, v):
+    calls, rows, keys = {}, torch.tensor([0, 3, 6], dtype=torch.int32), torch.tensor([0, 0, 46], dtype=torch.int32)
+    flat = [each.flatten(0, 1) for each in (q, k, v)]
+    for name, options in {"": {}, "causal": {"causal": True}, "window": {"window_size": (2, 1)}}.items():
+        for few in (False, True):  # rows without keys
+            given = (q, k[:, :2], v[:, :2]) if few else (q, k, v)
+            three, four = flash_attn_interface.flash_attn_func, flash_attn_cute.flash_attn_func
+            kind = f"{name}{', few keys' if few else ''}"
+            calls[f"3 {kind}"] = functools.partial(three, *given, return_attn_probs=True, **options)
+            calls[f"4 {kind}"] = functools.partial(four, *given, return_lse=True, **options)
+        three = flash_attn_interface.flash_attn_varlen_func
+        calls[f"3 {name}, packed"] = functools.partial(three, *flat, rows, keys, 3, 46, return_attn_probs=True, **options)
+    sink = torch.ones(4)
+    calls["4, sink"] = functools.partial(flash_attn_cute.flash_attn_func, q, k, v, learnable_sink=sink, return_lse=True)
+    return calls, ()
+
+
+CALLS = [(whole_calls, name) for name in whole_calls(*tensors(rows=3))[0]]
+CALLS += [(whole_dense_calls, name) for name in whole_dense_calls(*tensors(rows=3))[0]]
+
+
+@pytest.mark.parametrize("calls, name", CALLS, ids=lambda each: each if isinstance(each, str) else None)
+def test_whole_calls_are_what_python_makes_of_them(calls, name, monkeypatch):
+    results = []
+    for whole in (True, False):
+        torch.manual_seed(3)
+        made, written = calls(*tensors(rows=3))
+        with monkeypatch.context() as patch:
+            if whole:
+                patch.setattr(_kv_cache, "attend_to_cache", None)
+                patch.setattr(_calls, "attend", None)
+            else:
+                patch.setattr(_kv_cache._native, "cache_attend", lambda *arguments: NotImplemented)
+                patch.setattr(_calls, "plain", lambda *arguments: None)
+            result = made[name]()
+        results.append((*(result if isinstance(result, tuple) else (result,)), *written))
+    for one, other in zip(*results, strict=True):
+        assert (one is other is None) or torch.equal(one, other)
+
+
+def test_errors_of_whole_calls_are_those_of_python(monkeypatch):
+    q, k, v = tensors(rows=3)
+    lengths = {"cache_seqlens": CACHED}
+    wrong = [
+        {"k_cache": k[0]},
+        {"q": q[:, :, :3]},
+        {"q": q[0]},
+        {"cache_seqlens": CACHED.long()},
+        {"cache_seqlens": CACHED[:1]},
+        {"softcap": -1.0},
+        {"softmax_scale": "1"},
+        {"causal": 0.5},
+        {"k": NEW_KEYS[0]},
+        {"k": NEW_KEYS[0], "v": NEW_KEYS[1], "rotary_cos": TABLES[0]},
+        {"rotary_cos": TABLES[0], "rotary_sin": TABLES[1]},
+        {"k": NEW_KEYS[0], "v": NEW_KEYS[1], "cache_seqlens": None},
+        {"window_size": (1.5, 0)},
+        {"cache_leftpad": FIRST_KEYS.float()},
+    ]
+    for version in (2, 3):
+        for changed in wrong:
+            sentences = []
+            for whole in (True, False):
+                with monkeypatch.context() as patch, pytest.raises(RuntimeError) as caught:
+                    if not whole:
+                        patch.setattr(_kv_cache._native, "cache_attend", lambda *arguments: NotImplemented)
+                    cache_of_version(version)(**{"q": q, "k_cache": k, "v_cache": v, **lengths, **changed})
+                sentences.append((caught.type, str(caught.value)))
+            assert sentences[0] == sentences[1]
 
 
 # ---- compilation -----------------------------------------------------------------------------------------------------

@@ -80,6 +80,12 @@ def plain(
         return None  # attend() makes the last axis contiguous, or says what is wrong
 
 
+def rows_have_keys(q: Tensor, k: Tensor, causal: Any, window: _rules.Window) -> bool:
+    """Whether every row of a dense call of plain() sees a key: its own, or any where nothing bounds them."""
+    keys = k.shape[1]
+    return keys > 0 and (q.shape[1] <= keys or (not causal and window == UNBOUNDED))
+
+
 def attend(q: Any, k: Any, v: Any, packing: Optional[_rules.Packing] = None, **options: Any) -> Any:
     """_attend(), with errors that callers of flash-attn catch."""
     try:

@@ -7,11 +7,51 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import flash_dmattn_with_kvcache_func
-from .._arguments import integer_of
+from .. import _native, flash_dmattn_with_kvcache_func
+from .._arguments import NO_WINDOW, integer_of
 from . import _cache_qv, _rules
+from ._calls import UNBOUNDED
 from ._refusals import InvalidArgument, Unsupported, again
 from ._rules import Lengths, Packing, Window
+
+
+def plain(
+    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, interleaved: Any, rotary_seqlens: Any,
+    lengths: Any, batch_idx: Any, leftpad: Any, table: Any, cu_seqlens_q: Any, cu_seqlens_k_new: Any, max_seqlen_q: Any,
+    softmax_scale: Any, causal: Any, window: Window, softcap: Any, sink: Any, return_lse: Any, within_room: bool,
+) -> Any:  # fmt: skip
+    """attend_to_cache() of a call in eager mode; NotImplemented where it needs more. within_room: also check_room(), of
+    lengths on the CPU."""
+    turns = cos is not None
+    if torch.compiler.is_compiling() or (k is None) is not (v is None) or turns is not (sin is not None):
+        return NotImplemented
+    if turns and k is None or k is not None and lengths is None:
+        return NotImplemented
+    if cu_seqlens_q is not None and not max_seqlen_q:
+        max_seqlen_q = q.shape[0] if q.is_cuda else 0
+    if type(lengths) is int:
+        lengths = _lengths_of_all(lengths, q, k_cache, cu_seqlens_q)
+    try:
+        return _native.cache_attend(
+            q, k_cache, v_cache, None, None, sink, None, None, cu_seqlens_q, None, table, None, batch_idx, lengths,
+            leftpad, k, v, cu_seqlens_k_new, rotary_seqlens if turns else None, None, None, (cos, sin) if turns else None,
+            max_seqlen_q or 0, 0, softmax_scale, causal, softcap,
+            NO_WINDOW if window is UNBOUNDED else (window[0], None if causal else window[1]), False, interleaved, 0, 0, 0,
+            return_lse, within_room,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise again(error) from error
+
+
+def plain_on_pages(
+    q: Any, k: Any, v: Any, table: Any, offsets: Any, longest: Any, used: Any, softmax_scale: Any, causal: Any,
+    window: Window, softcap: Any, sink: Any, return_lse: Any,
+) -> Any:  # fmt: skip
+    """plain() of attend_to_pages()."""
+    return plain(
+        q, k, v, None, None, None, None, False, None, used, None, None, table, offsets, None, longest, softmax_scale,
+        causal, window, softcap, sink, return_lse, False,
+    )  # fmt: skip
 
 
 def attend_to_cache(
@@ -35,11 +75,9 @@ def attend_to_cache(
     q, k_cache, v_cache, k, v = (each.detach() if isinstance(each, Tensor) else each for each in (q, k_cache, v_cache, k, v))
     if rotary_cos is None:
         options.pop("rotary_seqlens", None)  # it says where nothing turns
-    sequences = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else len(q)
     lengths = cache_seqlens
     if lengths is not None and not isinstance(lengths, Tensor):
-        device = getattr(k_cache, "device", None)
-        lengths = torch.full((sequences,), integer_of(lengths, "cache_seqlens"), dtype=torch.int32, device=device)
+        lengths = _lengths_of_all(integer_of(lengths, "cache_seqlens"), q, k_cache, cu_seqlens_q)
     most = q.shape[0] if cu_seqlens_q is not None and q.is_cuda else 0  # without a bound, one that is not read there
     rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
     left, right = window[0], 0 if causal else window[1]
@@ -65,7 +103,7 @@ def attend_to_cache(
             first_keys = options.get("cache_leftpad")
             options["row_intervals"] = _rules.chunks_of_rows(q, cu_seqlens_q, own, attention_chunk, first_keys)
         if alibi_slopes is not None:
-            slopes = _rules.slopes_of(alibi_slopes, q, sequences)
+            slopes = _rules.slopes_of(alibi_slopes, q, len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1)
             options["attn_bias"], correction = _alibi(slopes, own, q.shape[1], room, right)
     try:
         results = flash_dmattn_with_kvcache_func(
@@ -83,6 +121,12 @@ def attend_to_cache(
     if isinstance(results, tuple):
         return tuple(_ForwardOnly.apply(each, *sources) for each in results)  # type: ignore[no-untyped-call]
     return _ForwardOnly.apply(results, *sources)  # type: ignore[no-untyped-call]
+
+
+def _lengths_of_all(length: int, q: Any, k_cache: Any, cu_seqlens_q: Any) -> Tensor:
+    """int32 [B]: the one length of all sequences."""
+    sequences = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    return torch.full((sequences,), length, dtype=torch.int32, device=getattr(k_cache, "device", None))
 
 
 class _ForwardOnly(torch.autograd.Function):
@@ -152,6 +196,12 @@ def attend_to_pages(
     if used is None and packing is not None and packing[1] is not None:
         used = packing[1].diff()
     offsets, longest = (None, 0) if packing is None else (packing[0], packing[2])
+    if qv is None:
+        results = plain_on_pages(
+            q, k, v, table, offsets, longest, used, softmax_scale, causal, window, softcap, sink, return_lse
+        )
+        if results is not NotImplemented:
+            return results
     return attend_to_cache(
         q, k, v, k=None, v=None, cache_seqlens=used, window=window, causal=causal, rotary_cos=None, rotary_sin=None,
         cu_seqlens_q=offsets, max_seqlen_q=longest, block_table=table, softmax_scale=softmax_scale, softcap=softcap,

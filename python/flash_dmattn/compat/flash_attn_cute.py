@@ -58,6 +58,11 @@ def _attend(
     return results[0], lse if qv is None else lse.transpose(-1, -2)
 
 
+def _is_plain(window_size: Any) -> bool:
+    """Whether no bound is negative, which is a bound here."""
+    return all(bound is None or (type(bound) is int and bound >= 0) for bound in window_size)
+
+
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -90,13 +95,17 @@ def flash_attn_func(
         _refuse(score_mod=score_mod, mask_mod=mask_mod, gather_kv_indices=gather_kv_indices)
     if block_sparse_tensors is not None or aux_tensors is not None or aux_scalars is not None:
         _refuse(block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
-    if qv is None and window_size == (None, None) and not return_lse:
-        window = _calls.UNBOUNDED
-        out = _calls.plain(
-            q, k, v, _calls.DENSE, learnable_sink, softmax_scale, causal, window, softcap, deterministic, False
+    window = _calls.UNBOUNDED if window_size == (None, None) else window_size
+    if qv is None and (window is _calls.UNBOUNDED or _is_plain(window)):
+        results = _calls.plain(
+            q, k, v, _calls.DENSE, learnable_sink, softmax_scale, causal, window, softcap, deterministic, return_lse
         )
-        if out is not None:
-            return out, None
+        if results is not None:
+            if not return_lse:
+                return results, None
+            if learnable_sink is None and not _calls.rows_have_keys(q, k, causal, window):
+                return results[0], empty_rows(results[1], 1)
+            return results  # type: ignore[no-any-return]
     return _attend(
         q, k, v, qv, None, window_size, softmax_scale, return_lse, causal=causal, softcap=softcap,
         deterministic=deterministic, sink=learnable_sink,
@@ -152,8 +161,10 @@ def flash_attn_varlen_func(
 
     seqused_q, seqused_k: int32 [B], rows and keys that count; out is 0 in the other rows.
     """
-    _refuse(score_mod=score_mod, mask_mod=mask_mod, gather_kv_indices=gather_kv_indices)
-    _refuse(block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
+    if score_mod is not None or mask_mod is not None or gather_kv_indices is not None:
+        _refuse(score_mod=score_mod, mask_mod=mask_mod, gather_kv_indices=gather_kv_indices)
+    if block_sparse_tensors is not None or aux_tensors is not None or aux_scalars is not None:
+        _refuse(block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors, aux_scalars=aux_scalars)
     if page_table is not None:
         for bound in window_size:
             if bound is not None and bound < 0:
@@ -164,10 +175,17 @@ def flash_attn_varlen_func(
         rows_last = qv is None
         if q is None or k is None:
             q, k, qv = _alone(qv), v, None
-        results = _kv_cache.attend_to_pages(
-            q, k, v, page_table, pages, seqused_k, window=window_size, causal=causal, softmax_scale=softmax_scale,
-            softcap=softcap, sink=learnable_sink, return_lse=return_lse, qv=qv, seqused_q=seqused_q,
-        )  # fmt: skip
+        results = NotImplemented
+        if qv is None and seqused_q is None and seqused_k is not None:
+            results = _kv_cache.plain_on_pages(
+                q, k, v, page_table, cu_seqlens_q, 0 if pages is None else pages[2], seqused_k, softmax_scale, causal,
+                window_size, softcap, learnable_sink, return_lse,
+            )  # fmt: skip
+        if results is NotImplemented:
+            results = _kv_cache.attend_to_pages(
+                q, k, v, page_table, pages, seqused_k, window=window_size, causal=causal, softmax_scale=softmax_scale,
+                softcap=softcap, sink=learnable_sink, return_lse=return_lse, qv=qv, seqused_q=seqused_q,
+            )  # fmt: skip
         if not return_lse:
             return results, None
         lse = results[1] if learnable_sink is not None else empty_rows(results[1], 1)

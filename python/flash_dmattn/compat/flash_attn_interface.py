@@ -47,8 +47,12 @@ def joined(
 
 
 def empty_rows(lse: Tensor, keys: int) -> Tensor:
-    """Our lse with flash-attn 3's number in rows without keys."""
-    return lse if keys == 0 else lse.masked_fill(lse == torch.inf, -torch.inf)
+    """Our lse, which nobody else has yet, with flash-attn 3's number in rows without keys."""
+    if keys == 0:
+        return lse
+    if lse.requires_grad:
+        return lse.masked_fill(lse == torch.inf, -torch.inf)
+    return lse.nan_to_num_(torch.nan, -torch.inf, -torch.inf)  # the same by one operation
 
 
 def _attend(
@@ -89,12 +93,14 @@ def flash_attn_func(
     if q_descale is not None or k_descale is not None or v_descale is not None:
         _refuse_scales(q_descale, k_descale, v_descale)
     window = _calls.window_of(window_size)
-    if qv is None and not attention_chunk and not return_attn_probs:
-        out = _calls.plain(
-            q, k, v, _calls.DENSE, None, softmax_scale, causal, window, softcap, deterministic, False
+    if qv is None and not attention_chunk:
+        results = _calls.plain(
+            q, k, v, _calls.DENSE, None, softmax_scale, causal, window, softcap, deterministic, return_attn_probs
         )
-        if out is not None:
-            return out
+        if results is not None:
+            if not return_attn_probs or _calls.rows_have_keys(q, k, causal, window):
+                return results
+            return results[0], empty_rows(results[1], k.shape[1])
     return _attend(
         q, k, v, None, qv, softmax_scale, return_attn_probs, causal=causal, window=window, chunk=attention_chunk,
         softcap=softcap, deterministic=deterministic,
@@ -131,13 +137,16 @@ def flash_attn_varlen_func(
 
     seqused_q, seqused_k: int32 [B], rows and keys of each sequence that count; out is 0 in the other rows.
     """
-    _refuse_scales(q_descale, k_descale, v_descale)
+    if q_descale is not None or k_descale is not None or v_descale is not None:
+        _refuse_scales(q_descale, k_descale, v_descale)
     packing = _calls.packing_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     window = _calls.window_of(window_size)
-    if seqused_q is seqused_k is qv is None and not attention_chunk and not return_attn_probs:
-        out = _calls.plain(q, k, v, packing, None, softmax_scale, causal, window, softcap, deterministic, False)
-        if out is not None:
-            return out
+    if seqused_q is seqused_k is qv is None and not attention_chunk:
+        results = _calls.plain(
+            q, k, v, packing, None, softmax_scale, causal, window, softcap, deterministic, return_attn_probs
+        )
+        if results is not None:
+            return (results[0], empty_rows(results[1], k.shape[0])) if return_attn_probs else results
     return _attend(
         q, k, v, packing, qv, softmax_scale, return_attn_probs, causal=causal, window=window,
         chunk=attention_chunk, softcap=softcap, deterministic=deterministic, used=(seqused_q, seqused_k),
@@ -221,15 +230,25 @@ def flash_attn_with_kvcache(
     page_table [B, columns]. k and v are written into them behind cache_seqlens before. qv [B, Sq, H, Dv] adds
     qv v to the scores; it copies q, and the whole cache where key and value of a row are not neighbours in memory.
     """
-    _refuse_scales(q_descale, k_descale, v_descale)
-    results = _kv_cache.attend_to_cache(
-        q, k_cache, v_cache, k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
-        block_table=page_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
-        max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens, softmax_scale=softmax_scale, causal=causal,
-        window=_calls.window_of(window_size), attention_chunk=attention_chunk, softcap=softcap,
-        rotary_interleaved=rotary_interleaved, return_lse=return_softmax_lse,
-    )  # fmt: skip
+    if q_descale is not None or k_descale is not None or v_descale is not None:
+        _refuse_scales(q_descale, k_descale, v_descale)
+    window = _calls.window_of(window_size)
+    results = NotImplemented
+    if qv is None and not attention_chunk:
+        results = _kv_cache.plain(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cache_seqlens,
+            cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, softmax_scale,
+            causal, window, softcap, None, return_softmax_lse, False,
+        )  # fmt: skip
+    if results is NotImplemented:
+        results = _kv_cache.attend_to_cache(
+            q, k_cache, v_cache, k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+            cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+            block_table=page_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+            max_seqlen_q=max_seqlen_q, rotary_seqlens=rotary_seqlens, softmax_scale=softmax_scale, causal=causal,
+            window=window, attention_chunk=attention_chunk, softcap=softcap, rotary_interleaved=rotary_interleaved,
+            return_lse=return_softmax_lse,
+        )  # fmt: skip
     return (results[0], empty_rows(results[1], k_cache.shape[1])) if return_softmax_lse else results
 
 

@@ -107,6 +107,15 @@ def flash_attn_varlen_func(
     window = _calls.window_of(window_size)
     results = None
     if block_table is not None:
+        if key_intervals is None and alibi_slopes is attn_mask is attn_bias is None:
+            if seqused_k is None:
+                seqused_k = cu_seqlens_k.diff()
+            results = _kv_cache.plain_on_pages(
+                q, k, v, block_table, cu_seqlens_q, packing[2], seqused_k, softmax_scale, causal, window, softcap, s_aux,
+                return_attn_probs,
+            )  # fmt: skip
+            if results is not NotImplemented:
+                return (*results, _calls.nothing(q)) if return_attn_probs else results
         results = _kv_cache.attend_to_pages(
             q, k, v, block_table, packing, seqused_k, window=window, causal=causal, softmax_scale=softmax_scale,
             softcap=softcap, sink=s_aux, return_lse=return_attn_probs, alibi_slopes=alibi_slopes, attn_mask=attn_mask,
@@ -239,11 +248,25 @@ def flash_attn_with_kvcache(
     Beside block_table lengths are read to be compared with it, but not while a CUDA stream is captured. num_splits
     changes nothing. ALiBi is a bias of [B, H, Sk] numbers, of [B, H, Sq, Sk] where rows see keys to their right.
     """
-    _kv_cache.check_room(k_cache, k, cache_seqlens, block_table)
+    window = _calls.window_of(window_size)
+    results = NotImplemented
+    read_here = block_table is not None and not (isinstance(cache_seqlens, Tensor) and cache_seqlens.is_cpu)
+    if read_here:
+        _kv_cache.check_room(k_cache, k, cache_seqlens, block_table)
+    if alibi_slopes is None:
+        results = _kv_cache.plain(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, None, cache_seqlens, cache_batch_idx,
+            cache_leftpad, block_table, None, None, 0, softmax_scale, causal, window, softcap, s_aux, return_softmax_lse,
+            True,
+        )  # fmt: skip
+    if results is not NotImplemented:
+        return results
+    if not read_here:
+        _kv_cache.check_room(k_cache, k, cache_seqlens, block_table)
     return _kv_cache.attend_to_cache(
         q, k_cache, v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
-        softmax_scale=softmax_scale, causal=causal, window=_calls.window_of(window_size), softcap=softcap,
+        softmax_scale=softmax_scale, causal=causal, window=window, softcap=softcap,
         rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, return_lse=return_softmax_lse, sink=s_aux,
     )  # fmt: skip
 
