@@ -7,8 +7,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 export TSAN_OPTIONS="suppressions=$PWD/tests/faults/thread_sanitizer.supp"
 seeds=${1:-50}
-# The seeds move with the commit.
-export FDM_CHECK_SEED=${FDM_CHECK_SEED-$(git rev-parse HEAD 2>/dev/null || true)}
+. scripts/draw.sh
 
 build() { # build FOLDER SANITIZERS
     [ -e "$1/build.ninja" ] || meson setup "$1" -Doptimization=1 -Dcli=false -Dtests=true -Db_lundef=false -Db_sanitize="$2" \

@@ -7,8 +7,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 . scripts/stages.sh
 logs=build/meson-logs
-# Seeds and shares of the checks move with the commit; each test prints its own.
-export FDM_CHECK_SEED=${FDM_CHECK_SEED-$(git rev-parse HEAD 2>/dev/null || true)}
+. scripts/draw.sh # each test prints its own seeds and share
 
 build() { scripts/configure.sh -Dtests=true && compile; }
 install_package() { pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .; }

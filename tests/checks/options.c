@@ -154,8 +154,8 @@ static const struct subject *read_subject(const struct subject *subjects, int ar
     return NULL;
 }
 
-/* A number made of FDM_CHECK_SEED, which scripts/test.sh sets to the commit; 0 where it is not set. So CI tries other
- * problems with each commit, and the same ones again for the same commit. */
+/* A number made of FDM_CHECK_SEED, which scripts/draw.sh sets to the hour; 0 where it is not set. So CI tries other
+ * problems each hour, and the same ones again where it is given that hour. */
 static uint64_t rotation(void) {
     const char *text = getenv("FDM_CHECK_SEED");
     uint64_t number = 0;

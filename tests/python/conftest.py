@@ -30,15 +30,15 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     if os.environ.get("FDM_ALL_CASES") == "1":
         return
-    commit = zlib.crc32(os.environ.get("FDM_CHECK_SEED", "").encode())
+    drawn = zlib.crc32(os.environ.get("FDM_CHECK_SEED", "").encode())
     numbers = defaultdict(int)
     for item in items:
         mark = item.get_closest_marker("rotates")
         if mark is None:
             continue
         parts = mark.args[0]
-        if (numbers[parts] + commit) % parts:
-            item.add_marker(pytest.mark.skip(reason="left to other commits; FDM_ALL_CASES=1 runs every case"))
+        if (numbers[parts] + drawn) % parts:
+            item.add_marker(pytest.mark.skip(reason="left to other draws; FDM_ALL_CASES=1 runs every case"))
         numbers[parts] += 1
 
 

@@ -52,7 +52,7 @@ def tree(tmp_path):
     """The scripts among programs that only say that they were called, of which `failing` fail."""
 
     def make(*failing: str) -> pathlib.Path:
-        for name in ("test.sh", "run.sh", "stages.sh", "configure.sh", "test_summary.py"):
+        for name in ("test.sh", "run.sh", "stages.sh", "draw.sh", "configure.sh", "test_summary.py"):
             (tmp_path / "scripts").mkdir(exist_ok=True)
             shutil.copy(SCRIPTS / name, tmp_path / "scripts" / name)
         (tmp_path / "log.json").write_text("".join(json.dumps(row) + "\n" for row in MESON_LOG))
@@ -159,6 +159,46 @@ def test_ci_runs_every_step_and_ends_with_a_table(tree, failing):
     failed = [line for line in table[:-1] if not line.endswith("  passed")]
     assert len(failed) == done.returncode == bool(failing) and all(line.endswith("  failed, exit code 3") for line in failed)
     assert re.fullmatch(r"all +\d+  " + ("1 failed" if failing else "passed"), table[-1])
+
+
+# ---- what a run draws ----
+
+# Each stub answers or ends without a word; git is one that fails, so a script that asks for the commit fails too.
+DRAWING = {"compile_changed.sh": r"--share (\d+)/384", "test_long.sh": r"meson test .*timeout-multiplier 4 (.*)"}
+
+
+@pytest.fixture
+def drawing(tmp_path):
+    """Runs a script that draws at an hour since 1970; the part that it took, and what it printed."""
+    for name in (*DRAWING, "draw.sh"):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        shutil.copy(SCRIPTS / name, tmp_path / "scripts" / name)
+    tests = "".join(f"echo 'long - flash-dmattn:test-{n}';" for n in range(24))
+    for name, cases in {"git": "*) exit 3 ;;", "meson": f'*" --list "*) {tests} ;;', "python3": "", "ninja": "", "date": "*) echo $NOW ;;"}.items():
+        executable(tmp_path / ".venv" / "bin" / name, STUB.format(name=name, cases=cases))
+    for name in ("build/tests/fdm-checks", "scripts/configure.sh"):
+        executable(tmp_path / name, STUB.format(name=name, cases=""))
+
+    def run_at(hour: int, command: str) -> tuple[str, str]:
+        (tmp_path / "calls").unlink(missing_ok=True)
+        environment = {"PATH": f"{tmp_path / '.venv' / 'bin'}:{os.environ['PATH']}", "NOW": str(hour * 3600 + 1800), "TMPDIR": str(tmp_path)}
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 0, done.stderr
+        script = next(name for name in DRAWING if name in command)
+        return re.search(DRAWING[script], (tmp_path / "calls").read_text()).group(1), done.stdout
+
+    return run_at
+
+
+@pytest.mark.parametrize("command", ["scripts/compile_changed.sh 7", "scripts/test_long.sh 6"])
+def test_the_hour_draws_and_its_draw_can_be_repeated(drawing, command):
+    parts = {hour: drawing(hour, f"bash {command}") for hour in range(495000, 495010)}
+    assert len({part for part, _ in parts.values()}) > 3, "other hours draw other parts"
+    for hour in (495000, 495003):
+        part, said = parts[hour]
+        again = re.search(r"the same again: (FDM_CHECK_SEED=\d+) (.*)", said)
+        assert again.group(2) == command
+        assert drawing(495009, f"{again.group(1)} bash {again.group(2)}")[0] == part
 
 
 # ---- options of the build ----
