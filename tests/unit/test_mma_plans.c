@@ -1,5 +1,5 @@
-/* test_mma_plans.c: what the mma family decides outside of its tables: splits of the keys and how they are merged, and
- * which heads take turns. */
+/* test_mma_plans.c: what the mma family decides outside of its tables: splits of the keys and how they are merged,
+ * which heads take turns, and the forward's tiles that one architecture alone cannot take. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -406,11 +406,41 @@ static void wide_head_dims_have_a_backward(void **state) {
         }
 }
 
+/* Compiled for 10.0, steps of 32 keys spill at head dim 256 beside packed sequences or lengths on the device. */
+static void forward_of_256_takes_short_steps_where_long_ones_spill(void **state) {
+    (void)state;
+    static const struct {
+        const char *device;
+        int64_t head_dim;
+        int varlen, seqused_k;
+        int32_t block_m, block_n;
+    } rows[] = {
+        {"sm_80", 256, 1, 0, 128, 32},  {"sm_90", 256, 1, 0, 128, 64}, {"sm_100", 256, 0, 0, 128, 32},
+        {"sm_100", 256, 1, 0, 64, 16},  {"sm_100", 256, 0, 1, 64, 16}, {"sm_100", 192, 1, 0, 128, 32},
+        {"sm_120", 160, 1, 0, 128, 32}, {"sm_120", 256, 1, 0, 64, 16},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fdm_problem p = problem_of(2, 8, 8, 4096, 4096, rows[i].head_dim);
+        p.varlen = rows[i].varlen;
+        p.has_seqused_k = rows[i].seqused_k;
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        assert_int_equal(fdm_device_from_name(rows[i].device, &device), FDM_OK);
+        assert_int_equal(fdm_plan_variant(&device, &p, "mma.forward", 0, &plan), FDM_OK);
+        assert_int_equal(plan.block_m, rows[i].block_m);
+        assert_int_equal(plan.block_n, rows[i].block_n);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wide_head_dims_have_a_backward), cmocka_unit_test(splits),
-        cmocka_unit_test(decode_takes_every_feature),     cmocka_unit_test(splits_where_keys_hide),
-        cmocka_unit_test(decode_leaves_to_others),        cmocka_unit_test(l2_groups),
-        cmocka_unit_test(unnamed_features_are_refused),   cmocka_unit_test(many_keys_have_a_plan_of_tiles)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(wide_head_dims_have_a_backward),
+                                       cmocka_unit_test(splits),
+                                       cmocka_unit_test(decode_takes_every_feature),
+                                       cmocka_unit_test(splits_where_keys_hide),
+                                       cmocka_unit_test(decode_leaves_to_others),
+                                       cmocka_unit_test(l2_groups),
+                                       cmocka_unit_test(unnamed_features_are_refused),
+                                       cmocka_unit_test(many_keys_have_a_plan_of_tiles),
+                                       cmocka_unit_test(forward_of_256_takes_short_steps_where_long_ones_spill)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
