@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "plan/plan.h"
+#include "tuner/tune_contents.h"
 #include "tuner/tune_pattern.h"
 
 static const fdm_device_id host = {FDM_CPU, 0};
@@ -19,12 +20,12 @@ static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT
 /* Rows of matrices, masks and biases begin at multiples of 16 bytes, as those of a problem that is aligned do. */
 static int64_t row_elements(enum tune_role role, fdm_dtype dtype, int64_t extent) {
     const int64_t unit = 16 / fdm_dtype_bytes(dtype);
-    const int by_rows = role <= TUNE_BIAS || role == TUNE_OUT || (role >= TUNE_DQ && role <= TUNE_DBIAS);
+    const int by_rows = role <= TUNE_BIAS || role == TUNE_OUT || role == TUNE_K_NEW || role == TUNE_V_NEW ||
+                        (role >= TUNE_DQ && role <= TUNE_DBIAS);
     return by_rows && extent > 1 ? (extent + unit - 1) / unit * unit : extent;
 }
 
-static void set_shape(struct tune_data *data, enum tune_role role, fdm_dtype dtype, int32_t ndim,
-                      const int64_t *shape) {
+void tune_set_shape(struct tune_data *data, enum tune_role role, fdm_dtype dtype, int32_t ndim, const int64_t *shape) {
     int64_t elements = 1;
     for (int32_t i = ndim - 1; i >= 0; i--) {
         data->shapes[role][i] = shape[i];
@@ -39,19 +40,30 @@ static void set_shape(struct tune_data *data, enum tune_role role, fdm_dtype dty
     data->bytes[role] = (size_t)(elements * fdm_dtype_bytes(dtype));
 }
 
-/* [B, S, h, D], or [total, h, D] of packed sequences. */
+/* [B, S, h, D], or [total, h, D] of packed sequences; k and v of a cache [pages, rows, h, D]. */
 static void set_matrix(struct tune_data *data, enum tune_role role, int is_q, int64_t heads, int64_t head_dim) {
     const fdm_problem *p = data->problem;
-    const int64_t rows = p->varlen ? is_q ? p->total_q : p->total_k : is_q ? p->seqlen_q : p->seqlen_k;
-    const int64_t shape[4] = {p->batch, rows, heads, head_dim};
-    set_shape(data, role, p->dtype, p->varlen ? 3 : 4, p->varlen ? shape + 1 : shape);
+    const int in_cache = p->has_cache && !is_q, packed = p->varlen && !in_cache;
+    const int64_t rows = in_cache && p->page_size ? p->page_size
+                         : packed                 ? is_q ? p->total_q : p->total_k
+                         : is_q                   ? p->seqlen_q
+                                                  : p->seqlen_k;
+    const int64_t shape[4] = {in_cache ? p->num_pages : p->batch, rows, heads, head_dim};
+    const int wide = p->dkv_float32 && (role == TUNE_DK || role == TUNE_DV);
+    tune_set_shape(data, role, wide ? FDM_FLOAT32 : p->dtype, packed ? 3 : 4, packed ? shape + 1 : shape);
+}
+
+/* v as the first columns of k: move_to() gives it k's place. */
+static void put_value_in_key(struct tune_data *data) {
+    memcpy(data->strides[TUNE_V], data->strides[TUNE_K], sizeof data->strides[TUNE_V]);
+    data->bytes[TUNE_V] = 0;
 }
 
 static void set_rows(struct tune_data *data, enum tune_role role) {
     const fdm_problem *p = data->problem;
     const int64_t shape[3] = {p->batch, p->heads, p->varlen ? p->total_q : p->seqlen_q};
     const fdm_dtype dtype = p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
-    set_shape(data, role, dtype, p->varlen ? 2 : 3, p->varlen ? shape + 1 : shape);
+    tune_set_shape(data, role, dtype, p->varlen ? 2 : 3, p->varlen ? shape + 1 : shape);
 }
 
 /* Row intervals and a block mask. */
@@ -63,32 +75,30 @@ static void set_row_runs(struct tune_data *data) {
     const int64_t blocks[4] = {p->block_mask_batch, p->block_mask_heads, (p->seqlen_q + size - 1) / size,
                                (p->seqlen_k + size - 1) / size};
     for (int role = TUNE_ROW_START; p->has_row_intervals && role <= TUNE_ROW_END; role++)
-        set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 3 : 4, p->varlen ? ranges + 1 : ranges);
+        tune_set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 3 : 4, p->varlen ? ranges + 1 : ranges);
     if (p->block_mask_size)
-        set_shape(data, TUNE_BLOCKS, FDM_BOOL, 4, blocks);
+        tune_set_shape(data, TUNE_BLOCKS, FDM_BOOL, 4, blocks);
 }
 
 static void set_scores(struct tune_data *data) {
     const fdm_problem *p = data->problem;
     const int backward = p->pass == FDM_BACKWARD;
     const int64_t intervals[3] = {p->interval_batch, p->interval_heads, p->varlen ? p->total_k : p->seqlen_k},
-                  sinks[2] = {p->num_sinks, p->heads}, ends[1] = {p->batch + 1};
+                  sinks[2] = {p->num_sinks, p->heads};
     const int32_t several = p->num_sinks > 1;
     if (p->has_mask)
-        set_shape(data, TUNE_MASK, FDM_BOOL, 4, p->mask_shape);
+        tune_set_shape(data, TUNE_MASK, FDM_BOOL, 4, p->mask_shape);
     if (p->has_bias)
-        set_shape(data, TUNE_BIAS, p->bias_dtype, 4, p->bias_shape);
+        tune_set_shape(data, TUNE_BIAS, p->bias_dtype, 4, p->bias_shape);
     if (p->has_bias && backward && p->needs_dbias)
-        set_shape(data, TUNE_DBIAS, p->bias_dtype, 4, p->bias_shape);
+        tune_set_shape(data, TUNE_DBIAS, p->bias_dtype, 4, p->bias_shape);
     for (int role = TUNE_START; p->has_intervals && role <= TUNE_END; role++)
-        set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 2 : 3, p->varlen ? intervals + 1 : intervals);
+        tune_set_shape(data, (enum tune_role)role, FDM_INT32, p->varlen ? 2 : 3, p->varlen ? intervals + 1 : intervals);
     set_row_runs(data);
     if (p->has_sink)
-        set_shape(data, TUNE_SINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
+        tune_set_shape(data, TUNE_SINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
     if (p->has_sink && backward && p->needs_dsink)
-        set_shape(data, TUNE_DSINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
-    for (int role = TUNE_CU_Q; p->varlen && role <= TUNE_CU_K; role++)
-        set_shape(data, (enum tune_role)role, FDM_INT32, 1, ends);
+        tune_set_shape(data, TUNE_DSINK, p->sink_dtype, several ? 2 : 1, several ? sinks : sinks + 1);
 }
 
 static void set_shapes(struct tune_data *data) {
@@ -96,12 +106,16 @@ static void set_shapes(struct tune_data *data) {
     set_matrix(data, TUNE_Q, 1, p->heads, p->head_dim);
     set_matrix(data, TUNE_K, 0, p->heads_kv, p->head_dim);
     set_matrix(data, TUNE_V, 0, p->heads_kv, p->head_dim_v);
+    if (p->value_in_key)
+        put_value_in_key(data);
     set_matrix(data, TUNE_OUT, 1, p->heads, p->head_dim_v);
     if (p->pass == FDM_BACKWARD || p->needs_lse)
         set_rows(data, TUNE_LSE);
     if (p->has_lse_low)
         set_rows(data, TUNE_LSE_LOW);
     set_scores(data);
+    tune_set_lengths(data);
+    tune_set_cache(data);
     if (p->pass == FDM_FORWARD)
         return;
     set_matrix(data, TUNE_DOUT, 1, p->heads, p->head_dim_v);
@@ -153,6 +167,8 @@ static void move_to(struct tune_data *data, int64_t number) {
         data->views[i].data = at;
         at += aligned(data->bytes[i]);
     }
+    if (data->problem->value_in_key)
+        data->views[TUNE_V].data = data->views[TUNE_K].data;
 }
 
 fdm_tensor *tune_data_tensor(struct tune_data *data, enum tune_role role, int64_t number) {
@@ -165,6 +181,18 @@ fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
     move_to(data, number);
     for (int i = 0; i < TUNE_ROLES; i++)
         view[i] = data->views[i].ndim ? &data->views[i] : NULL;
+    data->cache = (fdm_cache){.struct_bytes = sizeof data->cache,
+                              .rotary_interleaved = data->problem->rotary_interleaved,
+                              .block_table = view[TUNE_TABLE],
+                              .page_start = view[TUNE_PAGE_START],
+                              .cache_row = view[TUNE_CACHE_ROW],
+                              .lengths = view[TUNE_CACHE_LENGTHS],
+                              .first_key = view[TUNE_FIRST_KEY],
+                              .k_new = view[TUNE_K_NEW],
+                              .v_new = view[TUNE_V_NEW],
+                              .cu_seqlens_new = view[TUNE_CU_NEW],
+                              .rotary_cos = view[TUNE_COS],
+                              .rotary_sin = view[TUNE_SIN]};
     return (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
                          .q = view[TUNE_Q],
                          .k = view[TUNE_K],
@@ -178,6 +206,10 @@ fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
                          .block_mask = view[TUNE_BLOCKS],
                          .cu_seqlens_q = view[TUNE_CU_Q],
                          .cu_seqlens_k = view[TUNE_CU_K],
+                         .seqused_q = view[TUNE_USED_Q],
+                         .seqused_k = view[TUNE_USED_K],
+                         .tree = view[TUNE_TREE],
+                         .cache = data->problem->has_cache ? &data->cache : NULL,
                          .out = view[TUNE_OUT],
                          .lse = view[TUNE_LSE],
                          .dout = view[TUNE_DOUT],
@@ -194,7 +226,8 @@ fdm_tensors tune_data_tensors(struct tune_data *data, int64_t number) {
 /* ---- contents ---- */
 
 static fdm_status fill_random(struct tune_data *data) {
-    static const enum tune_role others[] = {TUNE_BIAS, TUNE_SINK, TUNE_DLSE, TUNE_OUT, TUNE_LSE};
+    static const enum tune_role others[] = {TUNE_BIAS, TUNE_SINK,  TUNE_DLSE, TUNE_OUT,
+                                            TUNE_LSE,  TUNE_K_NEW, TUNE_V_NEW};
     const fdm_problem *p = data->problem;
     fdm_status status =
         tune_pattern_fill(data->device, data->places, data->place_bytes * (size_t)data->num_places, p->dtype);
@@ -208,35 +241,6 @@ static fdm_status fill_random(struct tune_data *data) {
         status = tune_pattern_fill(data->device, data->memory[TUNE_BLOCKS], data->bytes[TUNE_BLOCKS], FDM_BOOL);
     if (!status && data->memory[TUNE_LSE_LOW])
         status = fdm_memory_fill(data->device, data->memory[TUNE_LSE_LOW], 0, data->bytes[TUNE_LSE_LOW]);
-    return status;
-}
-
-/* Lengths of sequences that fall from the longest on by equal steps and sum up to the total. */
-static void make_lengths(int64_t batch, int64_t longest, int64_t total, int32_t *ends) {
-    int64_t left = total;
-    ends[0] = 0;
-    for (int64_t b = 0; b < batch; b++) {
-        const double share = batch > 1 ? (double)b / (double)(batch - 1) : 0;
-        const double mean = (double)total / (double)batch, spread = fmin((double)longest - mean, mean);
-        int64_t length = b == 0 ? longest : (int64_t)(mean + spread * (1 - 2 * share));
-        length = length > longest ? longest : length;
-        length = length > left || b == batch - 1 ? (left > longest ? longest : left) : length;
-        ends[b + 1] = ends[b] + (int32_t)length;
-        left -= length;
-    }
-}
-
-static fdm_status fill_sequences(struct tune_data *data) {
-    const fdm_problem *p = data->problem;
-    int32_t *ends = memory_allocate((size_t)(p->batch + 1) * sizeof *ends);
-    if (!ends)
-        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %lld lengths", (long long)p->batch);
-    make_lengths(p->batch, p->seqlen_q, p->total_q, ends);
-    fdm_status status = fdm_memory_copy(data->memory[TUNE_CU_Q], data->device, ends, host, data->bytes[TUNE_CU_Q]);
-    make_lengths(p->batch, p->seqlen_k, p->total_k, ends);
-    if (!status)
-        status = fdm_memory_copy(data->memory[TUNE_CU_K], data->device, ends, host, data->bytes[TUNE_CU_K]);
-    memory_release(ends);
     return status;
 }
 
@@ -261,6 +265,17 @@ static fdm_status fill_window(struct tune_data *data, int64_t window) {
     return status;
 }
 
+/* Where the first row of the number-th list of ranges stands among the keys. Lists of all sequences are those of the
+ * shortest. */
+static int64_t first_row_of(const fdm_problem *p, int64_t number) {
+    const int64_t b =
+        p->varlen || p->row_interval_batch == 1 ? p->batch - 1 : number / (p->row_interval_heads * p->row_ranges);
+    const int64_t room = tune_cache_room(p);
+    if (p->varlen && !p->has_cache)
+        return 0;
+    return (p->has_cache || p->has_seqused_k ? tune_length_used(room, b, p->batch) : room) - p->seqlen_q;
+}
+
 /* A causal window, whose keys the ranges of a row share; of packed sequences its rows count from the first one's. */
 static fdm_status fill_row_intervals(struct tune_data *data, int64_t window) {
     const fdm_problem *p = data->problem;
@@ -273,7 +288,7 @@ static fdm_status fill_row_intervals(struct tune_data *data, int64_t window) {
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the ranges of %lld rows", (long long)rows);
     for (int role = TUNE_ROW_START; role <= TUNE_ROW_END && !status; role++) {
         for (int64_t n = 0; n < lists * rows; n++) {
-            const int64_t row = n % rows % p->seqlen_q + (p->varlen ? 0 : p->seqlen_k - p->seqlen_q);
+            const int64_t row = n % rows % p->seqlen_q + first_row_of(p, n / rows);
             numbers[n] = (int32_t)(row + 1 - each * (n / rows % p->row_ranges + (role == TUNE_ROW_START)));
         }
         status = fdm_memory_copy(data->memory[role], data->device, numbers, host, data->bytes[role]);
@@ -309,6 +324,7 @@ static fdm_status fill_topk(struct tune_data *data, int64_t window) {
  * those of no attention, but of finite numbers still. */
 static fdm_status run_forward(const fdm_device *device, struct tune_data *data) {
     fdm_options options = problem_options(data->problem);
+    options.add_dkv = 0;
     const fdm_tensors all = tune_data_tensors(data, 0);
     fdm_tensors tensors = all;
     fdm_problem problem;
@@ -336,8 +352,10 @@ fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, 
     fdm_status status = allocate(data, device);
     if (!status)
         status = fill_random(data);
-    if (!status && problem->varlen)
-        status = fill_sequences(data);
+    if (!status)
+        status = tune_fill_lengths(data);
+    if (!status)
+        status = tune_fill_cache(data);
     if (!status && problem->has_intervals)
         status = problem->varlen ? fill_window(data, window) : fill_topk(data, window);
     if (!status && problem->has_row_intervals)
@@ -362,7 +380,7 @@ fdm_status tune_data_make_of(const fdm_device *device, const struct tune_operand
         int64_t shape[3] = {o->shape[0], o->shape[1], o->shape[2]};
         if (o->columns_contiguous)
             exchange(shape, o->ndim);
-        set_shape(data, o->role, o->dtype, o->ndim, shape);
+        tune_set_shape(data, o->role, o->dtype, o->ndim, shape);
         if (o->columns_contiguous) {
             exchange(data->shapes[o->role], o->ndim);
             exchange(data->strides[o->role], o->ndim);

@@ -20,6 +20,19 @@ enum tune_role {
     TUNE_BLOCKS,
     TUNE_CU_Q,
     TUNE_CU_K,
+    TUNE_USED_Q,
+    TUNE_USED_K,
+    TUNE_TREE,
+    TUNE_TABLE, /* of a cache, as those up to TUNE_SIN are */
+    TUNE_PAGE_START,
+    TUNE_CACHE_ROW,
+    TUNE_CACHE_LENGTHS,
+    TUNE_FIRST_KEY,
+    TUNE_K_NEW,
+    TUNE_V_NEW,
+    TUNE_CU_NEW,
+    TUNE_COS,
+    TUNE_SIN,
     TUNE_SINK,
     TUNE_DLSE,
     TUNE_OUT,
@@ -39,6 +52,7 @@ struct tune_data {
     const fdm_problem *problem;
     fdm_device_id device;
     fdm_tensor views[TUNE_ROLES];
+    fdm_cache cache; /* of these views */
     int64_t shapes[TUNE_ROLES][4], strides[TUNE_ROLES][4];
     size_t bytes[TUNE_ROLES];
     void *places, *memory[TUNE_ROLES]; /* of the rotating tensors, and of each other */
@@ -47,8 +61,9 @@ struct tune_data {
 };
 
 /* Makes them; `window` is W of the key intervals, which are those of top-W (of packed sequences: of a window), and of
- * row intervals, which together are a causal window of so many keys. Three blocks in four of a block mask are seen. The
- * backward's out and lse are those of a forward. tune_data_release() after failures too. */
+ * row intervals, which together are a causal window of so many keys. Three blocks in four of a block mask are seen.
+ * Lengths within a call and those of a cache fall from all to half of what there is room for. The backward's out and
+ * lse are those of a forward. tune_data_release() after failures too. */
 fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, int64_t window, struct tune_data *data);
 void tune_data_release(struct tune_data *data);
 
@@ -74,7 +89,8 @@ struct tune_sample {
     int64_t count;
     float *values;
 };
-/* Fills the outputs with NaN bytes. */
+/* Fills the outputs with NaN bytes, those that are added to with 0. A cache that is appended to gets back what lay in
+ * its first place before. */
 fdm_status tune_data_poison(const struct tune_data *data);
 /* sample->values NULL: allocated here, for memory_release(). */
 fdm_status tune_data_sample(const struct tune_data *data, struct tune_sample *sample);

@@ -6,6 +6,7 @@
 #include "base/half.h"
 #include "base/memory.h"
 #include "tuner/tune_data.h"
+#include "tuner/tune_pattern.h"
 
 enum { CHUNKS = 48, CHUNK_ELEMENTS = 4096, ROW_MAX = 256 };
 
@@ -44,11 +45,20 @@ static int64_t begin_of(const struct spread *s, int64_t chunk) {
     return (int64_t)((double)(s->elements - s->length) / (double)(s->chunks - 1) * (double)chunk) / s->row * s->row;
 }
 
+/* The first place whole: new keys that a way does not write are then not there from a way before it. */
+static fdm_status fill_cache_again(const struct tune_data *data) {
+    return data->memory[TUNE_K_NEW]
+               ? tune_pattern_fill(data->device, data->places, data->place_bytes, data->problem->dtype)
+               : FDM_OK;
+}
+
 fdm_status tune_data_poison(const struct tune_data *data) {
-    fdm_status status = FDM_OK;
-    for (int i = 0; i < TUNE_ROLES && !status; i++)
+    fdm_status status = fill_cache_again(data);
+    for (int i = 0; i < TUNE_ROLES && !status; i++) {
+        const int is_sum = data->problem->add_dkv && (i == TUNE_DK || i == TUNE_DV);
         if (is_output(data, i))
-            status = fdm_memory_fill(data->device, data->memory[i], 0xff, data->bytes[i]);
+            status = fdm_memory_fill(data->device, data->memory[i], is_sum ? 0 : 0xff, data->bytes[i]);
+    }
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/struct_bytes.h"
+#include "problem/problem.h"
 #include "tuning/class.h"
 
 static double now(void) {
@@ -25,6 +26,30 @@ static fdm_status check_options(const fdm_device *device, const fdm_tune_options
     if (o->max_variants < 0 || o->window < 0 || !(o->seconds >= 0))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "max_variants, window and seconds must not be below 0");
     return FDM_OK;
+}
+
+/* Where blocks of both sizes are one, tensors say the smaller. */
+static void describe_blocks(fdm_problem *p) {
+    if (!p->block_mask_size)
+        p->block_mask_batch = p->block_mask_heads = 1;
+    else if (p->seqlen_q <= 64 && p->seqlen_k <= 64)
+        p->block_mask_size = 64;
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Pages that no sequence can hold are left out: a cache is as large as a machine's memory, and its choices are those of
+ * a part of it. */
+static void describe_cache(fdm_problem *p) {
+    if (!p->has_cache)
+        return;
+    const int64_t each = p->page_size ? (p->seqlen_k + p->page_size - 1) / p->page_size : 1;
+    p->max_pages = p->page_size ? (int32_t)smaller(p->max_pages, p->ragged_pages ? p->batch * each : each) : 0;
+    p->ragged_pages &= p->page_size > 0;
+    p->rotary_interleaved &= p->rotary_dim > 0;
+    const int64_t held = !p->page_size ? p->batch : p->ragged_pages ? p->max_pages : p->batch * p->max_pages;
+    p->num_pages = (int32_t)smaller(p->num_pages, held > 0 ? held : 1);
+    p->total_k = 0;
 }
 
 /* The problem as tensors describe it: what it does not have is as fdm_problem_default() says. A problem made by hand
@@ -46,6 +71,14 @@ static fdm_problem as_described(const fdm_problem *given) {
         p.interval_heads = none.interval_heads;
     if (!p.has_intervals || p.varlen)
         p.interval_batch = none.interval_batch;
+    if (!p.has_row_intervals) {
+        p.row_interval_heads = none.row_interval_heads;
+        p.row_ranges = none.row_ranges;
+    }
+    if (!p.has_row_intervals || p.varlen)
+        p.row_interval_batch = none.row_interval_batch;
+    describe_blocks(&p);
+    describe_cache(&p);
     if (!p.has_sink) {
         p.sink_dtype = none.sink_dtype;
         p.num_sinks = none.num_sinks;
@@ -132,8 +165,12 @@ static fdm_status make_data(const fdm_device *device, const void *problem, int64
     return tune_data_make(device, p, tune_window(p, window), data);
 }
 
+/* What looks at no kept choice keeps none either: its class is that of problems with more ways. */
 static fdm_status key_of(const fdm_device *device, const void *problem, int32_t num_threads, char *key) {
-    return tuning_key(device, problem, num_threads, key);
+    const fdm_problem *p = problem;
+    if (p->deterministic || problem_fixes_splits(p))
+        return error_set(FDM_ERROR_UNSUPPORTED, "calls that are deterministic or fix their splits take no kept choice");
+    return tuning_key(device, p, num_threads, key);
 }
 
 const struct tune_operation tune_attention = {prepare, run, make_data, key_of};

@@ -48,10 +48,27 @@ static void name_scores(const fdm_problem *p, char *text, size_t size) {
              p->has_sink ? p->num_sinks : 0, p->lse_without_sink);
 }
 
+/* What few problems have, "" of the others. Pages, rows and lists that a cache has besides those of the call are in no
+ * class: no call reads them. */
+static void name_rest(const fdm_problem *p, char *text, size_t size) {
+    static const char *const lengths[] = {"", ", lengths 01", ", lengths 10", ", lengths 11"};
+    char cache[112] = "";
+    const int64_t new_keys = p->batch > 0 ? (p->new_rows + p->batch - 1) / p->batch : 0;
+    if (p->has_cache)
+        snprintf(cache, sizeof cache, ", cache of pages %d%s%s%s, new %lld, rotary %d%s", p->page_size,
+                 p->ragged_pages ? " in lists" : "", p->has_cache_row ? " by rows" : "",
+                 p->has_first_key ? " padded" : "", (long long)tuning_length_edge(new_keys), p->rotary_dim,
+                 p->rotary_interleaved ? " pairs" : "");
+    snprintf(text, size, "%s%s%s%s%s", lengths[2 * (p->has_seqused_q != 0) + (p->has_seqused_k != 0)], cache,
+             p->value_in_key ? ", v in k" : "", p->dkv_float32 ? ", wide dk dv" : "",
+             p->pass == FDM_BACKWARD && p->add_dkv ? ", added dk dv" : "");
+}
+
 static int name_problem(const fdm_problem *p, char *text, size_t size) {
-    char scores[160];
+    char scores[160], rest[160];
     const int backward = p->pass == FDM_BACKWARD;
     name_scores(p, scores, sizeof scores);
+    name_rest(p, rest, sizeof rest);
     return snprintf(text, size,
                     "%s %s, D %lld %lld, group %lld, heads %lld, rows %lld, keys %lld, packed %lld %lld, causal %d, "
                     "window %lld "
@@ -65,8 +82,7 @@ static int name_problem(const fdm_problem *p, char *text, size_t size) {
                     (long long)side_edge(p->window_left), (long long)side_edge(p->window_right), p->softcap > 0, scores,
                     p->has_lse_low, backward && p->needs_dq, backward && p->needs_dk, backward && p->needs_dv,
                     backward && p->needs_dbias, backward && p->needs_dsink, backward && p->has_dlse, p->aligned,
-                    p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable,
-                    p->value_in_key ? ", v in k" : "") < (int)size;
+                    p->scores_aligned, p->q_mappable, p->keys_mappable, p->scores_mappable, rest) < (int)size;
 }
 
 fdm_status tuning_key_of(const fdm_device *device, const char *class, int32_t num_threads, char key[TUNING_KEY_BYTES]) {

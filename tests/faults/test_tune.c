@@ -19,13 +19,14 @@
 
 enum { ROWS_MAX = 64 };
 
-/* Which launches of mma_forward are the planted ones, by the shared memory that no other way's have. */
+/* Which launches of a kernel are the planted ones, by the shared memory that no other way's have. */
 static int fast_bytes, wrong_bytes;
 static double fast_seconds, wrong_seconds, other_seconds;
+static const char *planted_kernel = "mma.forward", *planted_entry = "mma_forward";
 
 static double planted(const struct fake_launch *launch, const void *parameters) {
     const struct gpu_forward_params *params = parameters;
-    if (strcmp(launch->entry, "mma_forward") != 0)
+    if (strcmp(launch->entry, planted_entry) != 0)
         return other_seconds;
     if (launch->shared_bytes == (unsigned)wrong_bytes) {
         memset(params->out.data, 0x41, 64); /* where others leave NaN */
@@ -34,12 +35,17 @@ static double planted(const struct fake_launch *launch, const void *parameters) 
     return launch->shared_bytes == (unsigned)fast_bytes ? fast_seconds : other_seconds;
 }
 
+/* What a scenario's problem has besides. */
+static void (*more_of)(fdm_problem *p);
+
 static fdm_problem problem_of(void) {
     fdm_problem p = fdm_problem_default();
     p.dtype = FDM_FLOAT16;
     p.heads = p.heads_kv = 2;
     p.seqlen_q = p.seqlen_k = 300;
     p.head_dim = p.head_dim_v = 192;
+    if (more_of)
+        more_of(&p);
     return p;
 }
 
@@ -49,23 +55,28 @@ static fdm_device the_device(void) {
     return device;
 }
 
-/* The number-th way of mma.forward whose shared memory no other way of it has. */
+/* The number-th way of the kernel whose shared memory no other way of it has, and that is not the rules' choice. */
 static fdm_plan unlike_plan(int number) {
     enum { WAYS_MAX = 32 };
     static fdm_plan all[WAYS_MAX];
     const fdm_device device = the_device();
     const fdm_problem p = problem_of();
+    const fdm_options rules = {
+        .struct_bytes = sizeof rules, .tune = FDM_TUNE_RULES, .window_left = -1, .window_right = -1};
+    fdm_plan rule = {.struct_bytes = sizeof rule};
     int count = 0;
+    if (fdm_plan_attention(&device, &p, &rules, &rule))
+        fail_msg("%s", fdm_last_error());
     for (; count < WAYS_MAX; count++) {
         all[count].struct_bytes = sizeof all[count];
-        if (fdm_plan_variant(&device, &p, "mma.forward", count, &all[count]))
+        if (fdm_plan_variant(&device, &p, planted_kernel, count, &all[count]))
             break;
     }
     for (int i = 0; i < count; i++) {
         int same = 0;
         for (int j = 0; j < count; j++)
             same += all[j].shared_bytes == all[i].shared_bytes;
-        if (same == 1 && number-- == 0)
+        if (same == 1 && strcmp(all[i].choice, rule.choice) != 0 && number-- == 0)
             return all[i];
     }
     fail_msg("too few ways have shared memory of their own");
@@ -240,6 +251,87 @@ static void what_does_not_fit_is_passed_over(void) {
     assert_string_equal(plan.choice, rule.choice);
 }
 
+static void with_row_intervals(fdm_problem *p) { p->has_row_intervals = 1; }
+static void with_block_mask(fdm_problem *p) { p->block_mask_size = 64; }
+static void with_tree(fdm_problem *p) {
+    p->seqlen_q = 8;
+    p->has_tree = 1;
+}
+static void with_few_rows(fdm_problem *p) { p->seqlen_q = 8; }
+static void with_lengths(fdm_problem *p) { p->has_seqused_q = p->has_seqused_k = 1; }
+static void with_rows_of_a_cache(fdm_problem *p) {
+    p->has_cache = p->has_cache_row = 1;
+    p->num_pages = 5;
+}
+static void with_pages(fdm_problem *p) {
+    p->has_cache = 1;
+    p->page_size = 64;
+    p->max_pages = p->num_pages = 5;
+}
+static void with_padding(fdm_problem *p) {
+    with_pages(p);
+    p->has_first_key = 1;
+}
+static void with_new_keys(fdm_problem *p) {
+    with_pages(p);
+    p->new_rows = p->seqlen_q;
+}
+
+/* A winner of each kind of problem is found, a wrong way of it dropped, and no other kind takes what was kept. */
+static void each_kind_of_problem_has_its_own_choice(void) {
+    static void (*const kinds[])(fdm_problem *) = {NULL,         with_few_rows, with_row_intervals,   with_block_mask,
+                                                   with_tree,    with_lengths,  with_rows_of_a_cache, with_pages,
+                                                   with_padding, with_new_keys};
+    enum { KINDS = sizeof kinds / sizeof kinds[0] };
+    for (int kind = KINDS - 1; kind >= 0; kind--) {
+        more_of = kinds[kind];
+        const int decodes = problem_of().seqlen_q < 300;
+        planted_kernel = decodes ? "mma.decode" : "mma.forward";
+        planted_entry = decodes ? "mma_decode" : "mma_forward";
+        plant_times(0.5e-3, 0.1e-3, 1e-3);
+        const fdm_tune_result result = tune(&all_ways);
+        const char *best = unlike_plan(0).choice;
+        assert_string_equal(rows[result.best].choice, best);
+        assert_int_equal(row_of(rows, &result, unlike_plan(1).choice)->state, FDM_TUNE_WRONG);
+        assert_int_equal(result.kept, 1);
+        for (int other = 0; other < KINDS; other++) {
+            more_of = kinds[other];
+            const fdm_problem p = problem_of();
+            if (!strstr(plan_of(&p, NULL).reason, "measured") != (other < kind))
+                fail_msg("kind %d after %d: %s", other, kind, plan_of(&p, NULL).reason);
+        }
+    }
+}
+
+/* Of a pool that many calls share a part is enough. */
+static void a_large_cache_is_not_made_whole(void) {
+    more_of = with_pages;
+    plant_times(0.5e-3, 0.1e-3, 1e-3);
+    fdm_problem p = problem_of();
+    const fdm_device device = the_device();
+    fdm_tune_result result = {.struct_bytes = sizeof result};
+    p.num_pages = INT32_MAX;
+    p.max_pages = 1000;
+    if (fdm_tune(&device, &p, &all_ways, NULL, 0, &result))
+        fail_msg("%s", fdm_last_error());
+    assert_non_null(strstr(plan_of(&p, NULL).reason, "measured"));
+}
+
+/* Its class is that of problems with more ways. */
+static void what_takes_no_choice_keeps_none(void) {
+    const fdm_device device = the_device();
+    fdm_tune_result result = {.struct_bytes = sizeof result};
+    plant_times(0.5e-3, 2e-3, 1e-3);
+    for (int kind = 0; kind < 2; kind++) {
+        fdm_problem p = problem_of();
+        *(kind ? &p.invariance : &p.deterministic) = 1;
+        assert_int_equal(fdm_tune(&device, &p, &all_ways, NULL, 0, &result), FDM_OK);
+        assert_int_equal(result.kept, 0);
+        p = problem_of();
+        assert_null(strstr(plan_of(&p, NULL).reason, "measured"));
+    }
+}
+
 /* The model speaks where it is asked and nothing was kept; deterministic calls do not hear it. */
 static void plans_take_what_is_predicted(void) {
     fdm_device device = {.struct_bytes = sizeof device};
@@ -394,6 +486,9 @@ static const struct scenario scenarios[] = {
     {"few_ways_are_those_of_the_model", few_ways_are_those_of_the_model, "", 0},
     {"plans_take_what_was_kept", plans_take_what_was_kept, "", 0},
     {"what_does_not_fit_is_passed_over", what_does_not_fit_is_passed_over, "", 0},
+    {"each_kind_of_problem_has_its_own_choice", each_kind_of_problem_has_its_own_choice, "", 0},
+    {"a_large_cache_is_not_made_whole", a_large_cache_is_not_made_whole, "", 0},
+    {"what_takes_no_choice_keeps_none", what_takes_no_choice_keeps_none, "", 0},
     {"a_full_disk_loses_nothing", a_full_disk_loses_nothing, "", 0},
     {"plans_take_what_is_predicted", plans_take_what_is_predicted, "", 0},
     {"settings_are_checked", settings_are_checked, "", 0},

@@ -123,8 +123,51 @@ static void keys_say_what_matters(void **state) {
     DIFFERS(q.keys_mappable = 0, 1);
     DIFFERS(q.softmax_scale = 3, 0);
     DIFFERS(q.deterministic = 1, 0); /* which looks at no choice */
+    DIFFERS(q.has_row_intervals = 1, 1);
+    DIFFERS(q.block_mask_size = 64, 1);
+    DIFFERS(q.has_tree = 1, 1);
+    DIFFERS(q.has_seqused_q = 1, 1);
+    DIFFERS(q.has_seqused_k = 1, 1);
+    DIFFERS(q.value_in_key = 1, 1);
+    DIFFERS(q.dkv_float32 = 1, 1);
+    DIFFERS(q.has_cache = 1, 1);
     assert_int_equal(tuning_key(&device, &p, 1, other), FDM_OK);
     assert_string_not_equal(key, other);
+}
+
+/* A choice for the classes of a cache: none of them is another's. */
+static void keys_say_what_a_cache_has(void **state) {
+    (void)state;
+    fdm_device device = {.struct_bytes = sizeof device};
+    char key[TUNING_KEY_BYTES], other[TUNING_KEY_BYTES];
+    fdm_problem p = fdm_problem_default(), q;
+    assert_int_equal(fdm_device_from_name("cpu", &device), FDM_OK);
+    p.batch = 4;
+    p.seqlen_q = 1;
+    p.seqlen_k = 512;
+    p.has_cache = 1;
+    p.page_size = 16;
+    p.max_pages = 32;
+    p.num_pages = 128;
+    p.new_rows = 4;
+    p.rotary_dim = 32;
+    assert_int_equal(tuning_key(&device, &p, 2, key), FDM_OK);
+    DIFFERS(q.page_size = 0, 1);
+    DIFFERS(q.page_size = 64, 1);
+    DIFFERS(q.num_pages = 4000, 0); /* of a pool that others use too */
+    DIFFERS(q.max_pages = 40, 0);   /* what seqlen_k leaves of them counts */
+    DIFFERS(q.ragged_pages = 1, 1);
+    DIFFERS(q.has_first_key = 1, 1);
+    DIFFERS(q.has_cache_row = 1, 1);
+    DIFFERS(q.has_seqused_k = 1, 1);
+    DIFFERS(q.new_rows = 0, 1);
+    DIFFERS(q.new_rows = 8, 1);
+    DIFFERS(q.new_rows = 3, 0); /* a sequence has one at most still */
+    DIFFERS(q.rotary_dim = 0, 1);
+    DIFFERS(q.rotary_interleaved = 1, 1);
+    DIFFERS(q.value_in_key = 1, 1);
+    DIFFERS(q.has_tree = 1, 1);
+    DIFFERS(q.varlen = 1; q.total_q = 4, 1);
 }
 
 /* ---- lines ---- */
@@ -300,6 +343,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(rows_of_the_model_rise),
         cmocka_unit_test(edges_are_upper_and_rise),
         cmocka_unit_test(keys_say_what_matters),
+        cmocka_unit_test(keys_say_what_a_cache_has),
         cmocka_unit_test(a_line_comes_back_whole),
         cmocka_unit_test(nonsense_with_a_checksum_is_not_read),
         cmocka_unit_test_setup(an_entry_comes_back, set_up),
