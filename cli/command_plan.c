@@ -9,6 +9,7 @@
 #include "companion_run.h"
 #include "json_writer.h"
 #include "kernel_names.h"
+#include "plan_predicted.h"
 #include "plan_ranks.h"
 #include "plan_tiles.h"
 
@@ -34,6 +35,9 @@ static const char help[] =
     "  --total N          packed rows in all, of unlike lengths  (batch x seqlen)\n"
     "  --sink  --seqused                           a learnable sink for each head; lengths on the device\n"
     "  --page-size N  --max-pages N                a KV cache in pages, and the columns of its table\n"
+    "  --page-lists                                pages in lists one behind the other, in place of a table's rows\n"
+    "  --cache  --cache-row  --left-padding        a KV cache without pages; each sequence names its row; hidden keys "
+    "first\n"
     "  --value-in-key     v is the first head-dim-v columns of k, as in a latent cache\n"
     "  --append  --rotary N                        the call appends seqlen-q keys, and rotates N dims of q and k\n"
     "  --invariance 1|2   equal bits whatever else is in a call, or however rows are cut into calls\n"
@@ -58,7 +62,7 @@ struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int appends, has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
+    int caches, appends, has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, has_key_mask, has_key_bias;
     int64_t topk, total; /* 0 = not said */
     int explain, variants, predict, resources, json;
     struct ranks_request ranks;
@@ -98,6 +102,10 @@ enum {
     OPT_SINK,
     OPT_SEQUSED,
     OPT_APPEND,
+    OPT_CACHE,
+    OPT_CACHE_ROW,
+    OPT_LEFT_PADDING,
+    OPT_PAGE_LISTS,
     OPT_VALUE_IN_KEY,
     OPT_VARLEN,
     OPT_THREADS,
@@ -158,6 +166,10 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"tree", no_argument, 0, OPT_TREE},
                                         {"seqused", no_argument, 0, OPT_SEQUSED},
                                         {"append", no_argument, 0, OPT_APPEND},
+                                        {"cache", no_argument, 0, OPT_CACHE},
+                                        {"cache-row", no_argument, 0, OPT_CACHE_ROW},
+                                        {"left-padding", no_argument, 0, OPT_LEFT_PADDING},
+                                        {"page-lists", no_argument, 0, OPT_PAGE_LISTS},
                                         {"value-in-key", no_argument, 0, OPT_VALUE_IN_KEY},
                                         {"varlen", no_argument, 0, OPT_VARLEN},
                                         {"threads", required_argument, 0, OPT_THREADS},
@@ -273,7 +285,11 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_SINK: return p->has_sink = 1;
     case OPT_TREE: return p->has_tree = 1;
     case OPT_SEQUSED: return p->has_seqused_q = p->has_seqused_k = 1;
-    case OPT_APPEND: return r->appends = 1;
+    case OPT_APPEND: return r->caches = r->appends = 1;
+    case OPT_CACHE: return r->caches = 1;
+    case OPT_CACHE_ROW: return r->caches = p->has_cache_row = 1;
+    case OPT_LEFT_PADDING: return r->caches = p->has_first_key = 1;
+    case OPT_PAGE_LISTS: return p->ragged_pages = 1;
     case OPT_VALUE_IN_KEY: return p->value_in_key = 1;
     case OPT_VARLEN: return p->varlen = 1;
     case OPT_FAMILY: r->options.family = text; return 1;
@@ -298,7 +314,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
 /* Pages enough for every sequence; without --page-size a cache is contiguous. */
 static void fill_cache(struct request *r) {
     fdm_problem *p = &r->problem;
-    p->has_cache = p->page_size || p->max_pages || r->appends || p->rotary_dim;
+    p->has_cache = r->caches || p->page_size || p->max_pages || p->rotary_dim;
     if (!p->has_cache)
         return;
     if (p->page_size && !p->max_pages)
@@ -308,8 +324,9 @@ static void fill_cache(struct request *r) {
     if (p->page_size && !r->has_seqlen_k)
         p->seqlen_k = room < INT32_MAX ? room : INT32_MAX;
     p->num_pages = (int32_t)(pages < INT32_MAX ? pages : INT32_MAX);
-    p->new_rows = r->appends ? p->batch * p->seqlen_q : 0;
-    p->total_k = 0;
+    if (p->ragged_pages)
+        p->max_pages = p->num_pages; /* entries of all lists */
+    p->new_rows = !r->appends ? 0 : p->varlen && r->total ? r->total : p->batch * p->seqlen_q;
 }
 
 static void fill_defaults(struct request *r) {
@@ -317,6 +334,7 @@ static void fill_defaults(struct request *r) {
     p->heads_kv = r->has_heads_kv ? p->heads_kv : p->heads;
     p->seqlen_k = r->has_seqlen_k ? p->seqlen_k : p->seqlen_q;
     p->head_dim_v = r->has_head_dim_v ? p->head_dim_v : p->head_dim;
+    fill_cache(r);
     if (!r->has_scale && p->head_dim > 0)
         p->softmax_scale = 1 / sqrt((double)p->head_dim);
     const int64_t full[4] = {p->batch, p->heads, p->seqlen_q, p->seqlen_k};
@@ -339,12 +357,9 @@ static void fill_defaults(struct request *r) {
     if (p->block_mask_size)
         p->block_mask_batch = (int32_t)p->batch, p->block_mask_heads = (int32_t)p->heads_kv;
     if (p->varlen) {
-        p->total_q = p->batch * p->seqlen_q;
-        p->total_k = p->batch * p->seqlen_k;
-        if (r->total)
-            p->total_q = p->total_k = r->total;
+        p->total_q = r->total ? r->total : p->batch * p->seqlen_q;
+        p->total_k = p->has_cache ? 0 : r->total ? r->total : p->batch * p->seqlen_k;
     }
-    fill_cache(r);
     p->bias_dtype = p->dtype;
     p->needs_dbias = p->has_bias && p->pass == FDM_BACKWARD;
     p->sink_dtype = p->dtype;
@@ -454,83 +469,6 @@ static int print_variants(const fdm_device *device, const struct request *r) {
     return EXIT_FINE;
 }
 
-struct predicted {
-    fdm_plan plan;
-    fdm_prediction prediction;
-    int is_rule;
-};
-
-static int compare_predicted(const void *a, const void *b) {
-    const fdm_prediction *x = &((const struct predicted *)a)->prediction,
-                         *y = &((const struct predicted *)b)->prediction;
-    const double p = x->seconds > 0 ? x->seconds : HUGE_VAL, q = y->seconds > 0 ? y->seconds : HUGE_VAL;
-    return (p > q) - (p < q);
-}
-
-static int32_t list_predicted(const fdm_device *device, const struct request *r, struct predicted *all) {
-    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
-    fdm_plan rule = {.struct_bytes = sizeof rule};
-    const fdm_status status = fdm_plan_attention(device, &r->problem, &r->options, &rule);
-    int32_t count = 0;
-    for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
-        for (int32_t n = 0; count < VARIANTS_MAX; n++) {
-            struct predicted *p = &all[count];
-            *p = (struct predicted){.plan.struct_bytes = sizeof p->plan,
-                                    .prediction.struct_bytes = sizeof p->prediction};
-            if (fdm_plan_variant(device, &r->problem, kernel.name, n, &p->plan))
-                break;
-            if (fdm_plan_predict(device, &p->plan, r->topk, &p->prediction))
-                continue;
-            p->is_rule =
-                !status && strcmp(p->plan.kernel, rule.kernel) == 0 && strcmp(p->plan.choice, rule.choice) == 0;
-            count++;
-        }
-    qsort(all, (size_t)count, sizeof *all, compare_predicted);
-    return count;
-}
-
-static void put_predicted(struct json_writer *w, const struct predicted *p) {
-    json_open(w, NULL, '{');
-    json_put_text(w, "kernel", p->plan.kernel);
-    json_put_text(w, "choice", p->plan.choice);
-    json_put_raw(w, "rule", p->is_rule ? "true" : "false");
-    json_put_text(w, "name", p->prediction.name);
-    json_put_real(w, "seconds", p->prediction.seconds > 0 ? p->prediction.seconds : (double)INFINITY);
-    json_put_real(w, "residual", p->prediction.residual);
-    json_open(w, "features", '[');
-    for (int i = 0; i < FDM_PREDICTION_FEATURES; i++)
-        json_put_real(w, NULL, p->prediction.features[i]);
-    json_close(w, ']');
-    json_put_text(w, "reason", p->plan.reason);
-    json_close(w, '}');
-}
-
-static int print_predicted(const fdm_device *device, const struct request *r) {
-    struct predicted *all = allocate_or_exit(VARIANTS_MAX * sizeof *all);
-    const int32_t count = list_predicted(device, r, all);
-    struct json_writer w = {.stream = stdout};
-    if (r->json)
-        json_open(&w, NULL, '[');
-    for (int32_t i = 0; i < count; i++) {
-        const struct predicted *p = &all[i];
-        if (r->json)
-            put_predicted(&w, p);
-        else if (p->prediction.seconds > 0)
-            printf("%10.4f ms +- %2.0f %%  %s %s%s: %s\n", p->prediction.seconds * 1e3, 100 * p->prediction.residual,
-                   p->plan.kernel, p->plan.choice, p->is_rule ? " (rule)" : "", p->plan.reason);
-        else
-            printf("%22s %s %s%s: %s\n", "not predicted", p->plan.kernel, p->plan.choice, p->is_rule ? " (rule)" : "",
-                   p->plan.reason);
-    }
-    if (r->json) {
-        json_close(&w, ']');
-        puts("");
-    }
-    release(all);
-    return count ? EXIT_FINE
-                 : complain(EXIT_WRONG, "no kernel whose time is predicted takes this problem on %s", device->name);
-}
-
 /* -1: go on with the request; else the command's exit code. */
 static int read_request(int argc, char **argv, struct request *r) {
     int option, index = 0;
@@ -583,7 +521,7 @@ int command_plan(int argc, char **argv) {
     if (r.variants)
         return print_variants(&device, &r);
     if (r.predict)
-        return print_predicted(&device, &r);
+        return plan_predicted(&device, &r.problem, &r.options, r.topk, r.json);
     struct resources resources = {.kernels[0].struct_bytes = sizeof resources.kernels[0]};
     status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
     if (!status && r.resources)

@@ -17,7 +17,9 @@ static const char help[] =
     "       fdm tune --list|--forget [--json]      fdm tune --export|--import FILE\n"
     "\n"
     "Times the ways in which this machine can run a problem, each checked against the rules' choice first, and keeps\n"
-    "the best for later calls of the problem's class (FLASH_DMATTN_TUNE=0 ignores it).\n"
+    "the best for later calls of the problem's class (FLASH_DMATTN_TUNE=0 ignores it). Tensors are random, caches "
+    "too:\n"
+    "lengths and pages fall from what there is room for to half of it.\n"
     "\n"
     "  --from FILE        a problem on each line, in the words of `fdm plan` or as an object of JSON (\"op\" first):\n"
     "                     {\"pass\": \"backward\", \"seqlen-q\": 8192, \"dtype\": \"bf16\", \"causal\": true}\n"
@@ -33,6 +35,7 @@ static const char help[] =
     "  --json             a line for each problem\n"
     "\n"
     "examples: fdm tune --pass backward --batch 2 --heads 16 --seqlen-q 8192 --head-dim 128 --dtype bf16 --causal\n"
+    "          fdm tune --batch 64 --heads 32 --heads-kv 8 --seqlen-q 1 --page-size 16 --max-pages 512 --append\n"
     "          fdm tune --from problems.jsonl --json\n";
 
 enum { ROWS_MAX = 256, BATCH = 64, WORKERS_MAX = 64 };

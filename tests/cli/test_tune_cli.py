@@ -60,6 +60,43 @@ def test_a_file_of_problems(tmp_path):
     assert json.loads(run_fdm("tune", "--list", "--json").stdout) == []
 
 
+KINDS = [
+    "--row-intervals 2",
+    "--varlen --row-intervals 3",
+    "--block-mask 64",
+    "--tree",
+    "--varlen --tree",
+    "--seqused",
+    "--seqused --pass backward",
+    "--value-in-key --head-dim-v 16",
+    "--cache",
+    "--cache-row",
+    "--left-padding --causal",
+    "--page-size 16",
+    "--page-size 16 --page-lists --left-padding",
+    "--page-size 16 --cache-row --append --rotary 16 --causal",
+    "--page-size 16 --varlen --append --causal",
+    "--page-size 16 --tree",
+    "--page-size 16 --mask --key-bias --row-intervals 1",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_problem(kind):
+    """Its ways agree, and what is kept for it is taken by it and not by a problem without what it has."""
+    words = f"--batch 3 --heads 4 --heads-kv 2 --seqlen-q 12 --seqlen-k 70 --head-dim 32 {kind}".split()
+    done = run_fdm("tune", "--device", "cpu", "--seconds", "0.02", "--json", *words)
+    row = json.loads(done.stdout)
+    assert row["kept"] and all(way["state"] in ("timed", "not timed") for way in row["rows"])
+    assert len(row["rows"]) > 1
+    listed = json.loads(run_fdm("tune", "--list", "--json").stdout)
+    assert len(listed) == 1 and listed[0]["ignored"] is None
+    assert "measured 2" in run_fdm("plan", *words).stdout
+    also = [word for word in kind.split() if word in ("--pass", "backward", "--causal", "--varlen")]
+    other = [*words[:12], *also]
+    assert "measured 2" not in run_fdm("plan", *other).stdout
+
+
 @pytest.mark.parametrize(
     "words, sentence",
     [
