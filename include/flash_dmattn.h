@@ -647,7 +647,8 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
  * tensors that it allocates there and gives back. Kernels are compiled before any is timed. Samples are taken in turns,
  * each of at least a millisecond of work between two events of the default stream, on inputs that the L2 cache does not
  * hold. All get one sample; those within 1.3 times the fastest go on to five, and the best three to fifteen. It ends
- * early when one is ahead of the others by more than their quartiles, and when `seconds` of device time are spent.
+ * early when one is ahead of the others by more than their quartiles, and when `seconds` of device time are spent. What
+ * a problem does not say is made up: lengths within a call and of a cache fall from the longest to half of it.
  *
  * A way whose outputs differ from those of the rules' choice by more than twice the bound of the checks is not timed. A
  * row says so. The best is another than the rules' where it takes at least 1 % less time, and less by more than both

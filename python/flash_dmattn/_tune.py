@@ -59,6 +59,17 @@ def tune(
     is_causal: bool = False,
     window_size: Tuple[int, int] = (-1, -1),
     topk: int = 0,
+    row_intervals: int = 0,
+    block_mask: int = 0,
+    tree: bool = False,
+    seqused: bool = False,
+    cached: bool = False,
+    page_size: int = 0,
+    page_start: bool = False,
+    cache_batch_idx: bool = False,
+    cache_leftpad: bool = False,
+    new_keys: int = 0,
+    rotary_dim: int = 0,
     dtype: str = "bfloat16",
     device: str = "cuda",
     seconds: float = 2.0,
@@ -68,16 +79,25 @@ def tune(
 
     Each way is checked against the choice of the rules, on random tensors that are allocated on the device and given
     back. Later calls of the class take what was kept, in every process of the user; FLASH_DMATTN_TUNE=0 ignores it.
-    docs/tuning.md lists the classes.
+    docs/tuning.md lists the classes. Lengths within a call, and those of a cache, fall from the longest to half of it.
 
     Args:
         query: the shape [B, Sq, H, D].
-        key: the shape [B, Sk, Hkv, D].
+        key: the shape [B, Sk, Hkv, D]; of a cache, too, whose sequences have room for Sk keys.
         value: the shape [B, Sk, Hkv, Dv]; None: that of key.
         backward: the backward in place of the forward.
         is_causal: the causal mask, bottom-right aligned.
         window_size: keys to the left and right that a row sees; -1 = all.
         topk: W of a top-W mask by key intervals and its bias, causal; 0 = none.
+        row_intervals: ranges of keys that a row sees, 1 to 4; 0 = none.
+        block_mask: 64 or 128, the size of the blocks of a mask of them; 0 = none.
+        tree: the rows are a draft whose bits say which of its keys they see.
+        seqused: seqused_q and seqused_k are given. Beside a cache seqused_k takes the place of cache_seqlens.
+        cached: key and value are a KV cache, as they are with any of the next six.
+        page_size: rows of a page; 0: the cache is contiguous.
+        page_start, cache_batch_idx, cache_leftpad: the call has such a tensor.
+        new_keys: keys of each sequence that the call appends; 0 = none.
+        rotary_dim: dims of query and new keys that turn; 0 = none.
         dtype: "bfloat16", "float16" or "float32".
         device: "cuda", "cuda:N" or "cpu".
         seconds: device time at most; compilation comes on top of it.
@@ -121,6 +141,16 @@ def tune(
         topk,
         seconds,
         keep,
+        (row_intervals, block_mask, tree, seqused),
+        (
+            bool(cached or page_size or page_start or cache_batch_idx or cache_leftpad or new_keys or rotary_dim),
+            page_size,
+            new_keys,
+            rotary_dim,
+            page_start,
+            cache_batch_idx,
+            cache_leftpad,
+        ),
     )
     return _ways(found)
 

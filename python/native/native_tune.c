@@ -70,17 +70,50 @@ static PyObject *run(const struct tuned *t) {
     return made;
 }
 
+/* What is a cache: whether there is one, rows of a page or 0, new keys of a sequence, dims that turn; whether pages are
+ * in lists, sequences name their rows, and first keys are hidden. A sequence has room for seqlen_k keys. */
+struct cache_words {
+    int given, page_size, rotary_dim, lists, rows, padded;
+    long long new_keys;
+};
+static void add_cache(const struct cache_words *c, fdm_problem *p) {
+    const int64_t pages = c->page_size > 0 ? (p->seqlen_k + c->page_size - 1) / c->page_size : 1;
+    const int64_t all = p->batch > INT32_MAX / (pages > 0 ? pages : 1) ? INT32_MAX : p->batch * pages;
+    p->has_cache = 1;
+    p->page_size = c->page_size;
+    p->num_pages = (int32_t)all;
+    p->max_pages = !c->page_size ? 0 : c->lists ? (int32_t)all : pages < INT32_MAX ? (int32_t)pages : INT32_MAX;
+    p->ragged_pages = c->lists;
+    p->has_cache_row = c->rows;
+    p->has_first_key = c->padded;
+    p->new_rows = c->new_keys > 0 && p->batch > INT64_MAX / c->new_keys ? INT64_MAX : p->batch * c->new_keys;
+    p->rotary_dim = c->rotary_dim;
+}
+
+static void add_intervals(fdm_problem *p) { /* as masks.topk_intervals() and its bias make them */
+    p->has_intervals = p->has_bias = p->causal = 1;
+    p->interval_batch = p->bias_shape[0] = p->batch;
+    p->interval_heads = p->bias_shape[1] = p->heads_kv;
+    p->bias_shape[3] = p->seqlen_k;
+    p->bias_dtype = p->dtype;
+    p->needs_dbias = p->pass == FDM_BACKWARD;
+}
+
 /* tune(device type, index, backward, dtype, B, H, Hkv, Sq, Sk, D, Dv, causal, left, right, window of intervals or 0,
- * seconds, keep) -> (best row, kept, seconds of compilation, of the device, rows) */
+ * seconds, keep, (ranges of a row or 0, size of mask blocks or 0, tree, lengths), (a cache's words)) ->
+ * (best row, kept, seconds of compilation, of the device, rows) */
 PyObject *native_tune(PyObject *module, PyObject *arguments) {
     struct tuned t = {.tune = tune_attention, .options = {.struct_bytes = sizeof t.options}};
     fdm_problem p = fdm_problem_default();
     const char *dtype;
-    int backward, causal, keep;
+    int backward, causal, keep, tree, lengths;
     long long left, right, window;
-    if (!PyArg_ParseTuple(arguments, "iipsLLLLLLLpLLLdp", &t.type, &t.index, &backward, &dtype, &p.batch, &p.heads,
-                          &p.heads_kv, &p.seqlen_q, &p.seqlen_k, &p.head_dim, &p.head_dim_v, &causal, &left, &right,
-                          &window, &t.options.seconds, &keep))
+    struct cache_words cache;
+    if (!PyArg_ParseTuple(arguments, "iipsLLLLLLLpLLLdp(iipp)(piLippp)", &t.type, &t.index, &backward, &dtype, &p.batch,
+                          &p.heads, &p.heads_kv, &p.seqlen_q, &p.seqlen_k, &p.head_dim, &p.head_dim_v, &causal, &left,
+                          &right, &window, &t.options.seconds, &keep, &p.row_ranges, &p.block_mask_size, &tree,
+                          &lengths, &cache.given, &cache.page_size, &cache.new_keys, &cache.rotary_dim, &cache.lists,
+                          &cache.rows, &cache.padded))
         return NULL;
     p.pass = backward ? FDM_BACKWARD : FDM_FORWARD;
     p.dtype = fdm_dtype_from_name(dtype);
@@ -88,14 +121,15 @@ PyObject *native_tune(PyObject *module, PyObject *arguments) {
     p.window_left = left;
     p.window_right = right;
     p.softmax_scale = p.head_dim > 0 ? 1.0 / sqrt((double)p.head_dim) : 1.0;
-    if (window > 0) { /* as masks.topk_intervals() and its bias make them */
-        p.has_intervals = p.has_bias = p.causal = 1;
-        p.interval_batch = p.bias_shape[0] = p.batch;
-        p.interval_heads = p.bias_shape[1] = p.heads_kv;
-        p.bias_shape[3] = p.seqlen_k;
-        p.bias_dtype = p.dtype;
-        p.needs_dbias = backward;
-    }
+    if (window > 0)
+        add_intervals(&p);
+    p.has_row_intervals = p.row_ranges != 0;
+    p.row_interval_batch = p.has_row_intervals ? p.batch : 1;
+    p.row_interval_heads = p.has_row_intervals ? p.heads_kv : 1;
+    p.has_tree = (int8_t)tree;
+    p.has_seqused_q = p.has_seqused_k = lengths;
+    if (cache.given)
+        add_cache(&cache, &p);
     t.attention = p;
     t.options.window = window;
     t.options.keep = keep;
