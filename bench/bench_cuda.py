@@ -386,7 +386,7 @@ def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]
 
 
 def record(options: argparse.Namespace) -> Dict[str, Any]:
-    """Measures, and tells as it goes."""
+    """Measures, and tells as it goes; interrupted, it gives what was measured until then."""
     warnings.filterwarnings("ignore")
     limits = ceilings()
     print(f"{torch.cuda.get_device_name()}: copy {limits['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
@@ -394,13 +394,16 @@ def record(options: argparse.Namespace) -> Dict[str, Any]:
     report: Dict[str, Any] = {"facts": facts(), "ceilings": limits, "results": []}
     report["facts"]["peers"] = {name: peer.missing() or "installed" for name, peer in PEERS.items()}
     chosen = list(cases(options.cases.split(",")))
-    for case in quick(chosen) if options.quick else chosen:
-        result = measure(case, options)
-        if result is not None:
-            report["results"].append(result)
-            bench_report.show(bench_report.rows(report | {"results": [result]}), case.title)
-            for name, difference in result.get("difference_from_ours", {}).items():
-                print(f"    {name:16s} differs from ours by {difference:.1e} of the norm")
+    try:
+        for case in quick(chosen) if options.quick else chosen:
+            result = measure(case, options)
+            if result is not None:
+                report["results"].append(result)
+                bench_report.show(bench_report.rows(report | {"results": [result]}), case.title)
+                for name, difference in result.get("difference_from_ours", {}).items():
+                    print(f"    {name:16s} differs from ours by {difference:.1e} of the norm")
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(report['results'])} of {len(chosen)} cases", file=sys.stderr)
     return report
 
 
