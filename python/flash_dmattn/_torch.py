@@ -704,18 +704,21 @@ def flash_dmattn_varlen_func(
         0 if mask_plan is None else mask_plan.number,
     )  # fmt: skip
     tensors = (query, key, value)
+    pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
+    rows = row_masks(row_intervals, block_mask)
+    if num_results < 3 and not (cu_seqlens_q is None or cu_seqlens_k is None or torch.compiler.is_compiling()):
+        given = (*tensors, attn_mask, attn_bias, *pair, *offsets, sink, *rows)
+        try:
+            result = _native.attend(*given, settings, num_results == 2, False)
+        except (TypeError, ValueError):  # the rules below say what is wrong, or the library again
+            result = None
+        if result is not None:
+            return result
     refuse_transforms((*tensors, attn_mask, attn_bias, sink))
     for each, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
         if not isinstance(each, Tensor) or each.dtype is not torch.int32 or each.dim() != 1:
             kind = f"{each.dtype}, of shape {list(each.shape)}" if isinstance(each, Tensor) else said(each)
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
-    pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
-    rows = row_masks(row_intervals, block_mask)
-    if num_results < 3 and not torch.compiler.is_compiling():
-        given = (*tensors, attn_mask, attn_bias, *pair, *offsets, sink, *rows)
-        result = _native.attend(*given, settings, num_results == 2, False)
-        if result is not None:
-            return result
     return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, rows, settings, num_results)
 
 

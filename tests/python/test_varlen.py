@@ -79,6 +79,23 @@ def test_ordinary_calls_are_taken_whole(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_dense_tensors_are_not_taken_for_packed_ones():
+    q, cu = torch.randn(2, 4, 2, 16), offsets([4, 4])
+    wrong = [
+        ((None, None), TypeError, "^cu_seqlens_q is None; it must be a torch.int32 tensor of batch \\+ 1 elements$"),
+        ((cu, None), TypeError, "^cu_seqlens_k is None; it must be"),
+        ((cu, cu.long()), TypeError, r"^cu_seqlens_k is torch.int64, of shape \[3\]; it must be"),
+        ((cu, cu[None]), TypeError, r"^cu_seqlens_k is torch.int32, of shape \[1, 3\]; it must be"),
+        ((cu, cu), ValueError, "^query has 4 axes; it needs 3"),
+    ]
+    for given, kind, sentence in wrong:
+        with pytest.raises(kind, match=sentence):
+            flash_dmattn_varlen_func(q, q, q, *given, 4, 4)
+        if kind is TypeError:
+            with pytest.raises(kind, match=sentence):
+                flash_dmattn_varlen_func(q[0], q[0], q[0], *given, 4, 4)
+
+
 def test_padding_mask_of_two_axes():
     q = torch.randn(7, 2, 8)
     cu = offsets([3, 4])
