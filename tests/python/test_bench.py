@@ -5,8 +5,10 @@ import json
 import pathlib
 
 import pytest
+import torch
 
 import bench_attention as bench
+import host_time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TINY = ["--S", "24", "--D", "8", "--H", "4", "--Hkv", "2", "--iters", "2", "--dtype", "fp32", "--check"]
@@ -145,3 +147,36 @@ def test_outside_of_a_checkout_a_sentence_says_where_it_is(tmp_path, capsys):
         installed.main(["--root", root, "--help"])
     assert stop.value.code == 0
     assert "--bias-gradient" in capsys.readouterr().out
+
+
+def test_host_time(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    path = tmp_path / "host_time.json"
+    host_time.main(["--device", "cpu", "--calls", "2", "--batches", "3", "--json", str(path)])
+    report = json.loads(path.read_text())
+    assert {"command", "commit", "device", "processor", "versions"} <= report.keys()
+    groups, printed = report["microseconds"], capsys.readouterr().out
+    assert {"own", "forward", "packed", "cache", "cache, new keys", "pages, packed rows"} <= set(groups)
+    for name, ways in groups.items():
+        assert name in printed and len(ways) >= 3 and next(iter(ways.values()))["over"] == 0
+        for way, found in ways.items():
+            assert way in printed and len(found["samples"]) == 3 and 0 < found["least"] <= found["quartiles"][0]
+    for wrong in (["--only", "nothing"], ["--batches", "1"], ["--calls", "0"]):
+        with pytest.raises(SystemExit):
+            host_time.main(["--device", "cpu", *wrong])
+
+
+def test_ways_of_host_time_compute_the_same():
+    problem = host_time.Problem("cpu")
+    for groups in (host_time.groups_of_dense_names(problem), host_time.groups_of_cache_names(problem)):
+        for name, ways in groups.items():
+            results = {way: call() for way, call in ways.items()}
+            outs = {way: result[0] if isinstance(result, tuple) else result for way, result in results.items()}
+            for way, out in outs.items():
+                assert torch.equal(out, outs[host_time.OWN]), (name, way)
+            if name.endswith("lse"):
+                assert all(torch.equal(result[1], results[host_time.OWN][1]) for result in results.values())
+    for name, call in host_time.groups_of_own(problem)["own"].items():
+        problem.out.fill_(float("nan"))
+        call()
+        assert problem.out.isnan().any() != (name.startswith("floor") or "given out" in name)
