@@ -270,13 +270,13 @@ static int has_form(PyObject *const *objects, fdm_tensor *const *t) {
 
 /* Whether the columns of a table hold all keys of every sequence, the new ones too, by lengths in host memory. */
 static int fits(fdm_tensor *const *t) {
-    const fdm_tensor *table = t[CACHE + TABLE], *lengths = t[CACHE + LENGTHS], *new = t[CACHE + K_NEW];
+    const fdm_tensor *table = t[CACHE + TABLE], *lengths = t[CACHE + LENGTHS], *added = t[CACHE + K_NEW];
     if (!table || !lengths || lengths->device.type != FDM_CPU)
         return 1;
     if (table->ndim != 2 || lengths->ndim != 1 || fdm_dtype_of(lengths) != FDM_INT32)
         return 0;
     const char *first = (const char *)lengths->data + lengths->byte_offset;
-    const int64_t room = table->shape[1] * t[K]->shape[1] - (new &&new->ndim == 4 ? new->shape[1] : 0);
+    const int64_t room = table->shape[1] * t[K]->shape[1] - (added && added->ndim == 4 ? added->shape[1] : 0);
     for (int64_t i = 0; i < lengths->shape[0]; i++) {
         const int32_t length = ((const int32_t *)first)[lengths->strides ? i * lengths->strides[0] : i];
         if (length >= 0 && length > room)
