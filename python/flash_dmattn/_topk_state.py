@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Tuple
 
 from . import _native
-from ._arguments import at_least
+from ._arguments import at_least, refuse_negated
 from ._arrays import describe, is_torch
 
 
@@ -86,6 +86,7 @@ class TopKState:
         if bias.ndim != 3:
             raise ValueError(f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen]")
         window_size = at_least(1, window_size, "window_size")
+        _refuse_negated(bias, k, v)
         bias = bias.detach() if is_torch(bias) else bias
         _, end = topk_intervals(bias, window_size, key_padding_mask=key_padding_mask)
         batch, heads, _ = bias.shape
@@ -133,7 +134,10 @@ class TopKState:
         from . import _masks_torch
 
         new = (None if each is None else each.detach() for each in (bias, k, v))
-        append = torch.ops.flash_dmattn.topk_append if torch.compiler.is_compiling() else _masks_torch.append
+        append: Any = torch.ops.flash_dmattn.topk_append
+        if not torch.compiler.is_compiling():  # code that is compiled goes by the dispatcher, which resolves them
+            append = _masks_torch.append
+            _refuse_negated(bias, k, v)
         return append(*new, self.key, self.bias, self.length, self.k, self.v, real)
 
     def _arguments(self, bias: Any, k: Any, v: Any) -> Tuple[Any, ...]:
@@ -142,6 +146,12 @@ class TopKState:
 
 
 # ---- two array libraries ---------------------------------------------------------------------------------------------
+
+
+def _refuse_negated(bias: Any, k: Any, v: Any) -> None:
+    for each, name in ((bias, "bias"), (k, "k"), (v, "v")):
+        if is_torch(each):
+            refuse_negated(each, name)
 
 
 def _view(array: Any) -> Any:

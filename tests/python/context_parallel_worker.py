@@ -484,6 +484,22 @@ def run_late(rank, ranks):
     os._exit(0)
 
 
+def run_negated(rank, ranks):
+    """Views that negate what their memory holds are read by their numbers, and have their gradients."""
+    layout = Layout.contiguous(64, ranks, 8)
+    cp = ContextParallel(layout, timeout=20)
+    plain = tensors_of(layout, rank)
+    bias, sink = torch.linspace(-1, 1, 64).expand(1, 1, plain[0].shape[1], 64).clone(), torch.tensor([0.5, -1.0])
+    results = []
+    for negated in (False, True):
+        leaves = [each.detach().clone().requires_grad_() for each in (*plain, bias, sink)]
+        q, k, v, added, logits = (torch._neg_view(-each) if negated else each for each in leaves)
+        out = cp.flash_dmattn_func(q, k, v, attn_bias=added, sink=logits, is_causal=True)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for one, other in zip(*results, strict=True):
+        expect(torch.equal(one, other), "negated")
+
+
 def main():
     rank, ranks, meeting, mode, *others = sys.argv[1:]
     rank, ranks = int(rank), int(ranks)
@@ -491,7 +507,7 @@ def main():
     dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=ranks)
     modes = {
         "problems": run_problems, "bits": run_bits, "reproducible": run_reproducible, "differences": run_differences,
-        "killed": run_killed, "late": run_late, "refusals": run_refusals,
+        "killed": run_killed, "late": run_late, "refusals": run_refusals, "negated": run_negated,
     }  # fmt: skip
     modes[mode](rank, ranks, *others)
     dist.barrier()

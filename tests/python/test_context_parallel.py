@@ -302,6 +302,10 @@ def test_a_rank_that_is_late_ends_the_others(tmp_path):
     run_ranks(tmp_path, 2, "late")
 
 
+def test_negated_views(tmp_path):
+    run_ranks(tmp_path, 2, "negated")
+
+
 def test_one_rank_alone(tmp_path):
     run_ranks(tmp_path, 1, "problems", 3, 30)
 

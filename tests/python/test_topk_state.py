@@ -43,6 +43,17 @@ def test_a_hundred_steps_are_the_full_recomputation(prompt, window, padded, dtyp
         assert torch.equal((state.key == newest).any(-1), slot >= 0)
 
 
+def test_negated_views_are_refused():
+    bias, rows, new = torch.randn(1, 2, 5), torch.randn(1, 5, 2, 4), torch.randn(1, 1, 2, 4)
+    state = masks.TopKState.of_prompt(bias, 3, rows, rows)
+    for name in ("bias", "k", "v"):
+        prompt, token = {"bias": bias, "k": rows, "v": rows}, {"bias": bias[..., 0], "k": new, "v": new}
+        for call, given in ((lambda **all: masks.TopKState.of_prompt(window_size=3, **all), prompt), (state.append, token)):
+            given[name] = torch._neg_view(-given[name])
+            with pytest.raises(ValueError, match=f"^{name} is a negated view"):
+                call(**given)
+
+
 def test_numpy_is_torch():
     rng = np.random.default_rng(0)
     bias, k = rng.standard_normal((1, 2, 40)).astype(np.float32), rng.standard_normal((1, 40, 2, 8)).astype(np.float32)

@@ -197,7 +197,7 @@ def problem_of(
     shown = None if scores[0] is None else mask_with_four_axes(scores[0], extents)
     bias = None if scores[1] is None else bias_with_four_axes(scores[1], extents)
     given: Any = _autocast((q, k, v, shown, bias, None, None, None, None, sink))
-    operands = Operands(*given)
+    operands = Operands(*(each.resolve_neg() if isinstance(each, Tensor) else each for each in given))
     operands = operands._replace(
         q=_contiguous_rows(operands.q), k=_contiguous_rows(operands.k), v=_contiguous_rows(operands.v)
     )
