@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/elements.h"
+#include "base/kernel_name.h"
 #include "companion_run.h"
 #include "json_writer.h"
 #include "kernel_names.h"
@@ -23,7 +24,8 @@ static const char help[] =
     "  --pass PASS        forward or backward              (forward)\n"
     "  --device DEVICE    cpu, cuda, cuda:N, or auto: CUDA where it has such kernels, else the CPU (auto)\n"
     "  --threads N  --iters N                              (all, 10)\n"
-    "  --kernel TEXT      only kernels whose name, or on CUDA choice code, holds TEXT\n"
+    "  --kernel TEXT      the kernel of this name; else all whose names, or on CUDA choice codes, hold TEXT, or are\n"
+    "                     TEXT where * stands for anything\n"
     "  --reference        the float64 reference too, on the CPU\n"
     "  --show-all         rows that do not improve, too; on CUDA every variant of a kernel; and why kernels were left "
     "out\n"
@@ -31,7 +33,7 @@ static const char help[] =
     "  --json  --csv\n"
     "\n"
     "examples: fdm bench attention --B 1 --H 8 --N 2048 --D 64 --causal --show-all --check\n"
-    "          fdm bench --device cuda --dtype bf16 --N 8192 --D 128 --kernel mma.split-q\n";
+    "          fdm bench --device cuda --dtype bf16 --N 8192 --D 128 --kernel 'mma.split-q*'\n";
 
 enum { ROWS_MAX = 512, VARIANTS_MAX = 64, LEFT_OUT_MAX = 64 };
 
@@ -155,17 +157,17 @@ static fdm_problem problem_of(const struct bench *b, fdm_dtype dtype) {
 }
 
 static int is_named(const struct bench *b, const fdm_kernel_info *kernel) {
-    return !b->only || strstr(kernel->name, b->only);
+    return kernel_is_chosen(b->only, kernel->name);
 }
 
 /* Codes of the rows that a kernel has here: of each variant where that is wanted, else one. */
 static int32_t rows_of(const struct bench *b, const fdm_problem *problem, const fdm_kernel_info *kernel, int every,
                        char (*codes)[KERNEL_CODE_MAX]) {
-    const int by_code = !is_named(b, kernel) && !strpbrk(b->only, ".+-"); /* which no code has */
-    const int all = kernel->device_type == FDM_CUDA && (by_code || (every && is_named(b, kernel)));
+    const int named = is_named(b, kernel), by_code = !named && !strpbrk(b->only, ".+-"); /* which no code has */
+    const int all = kernel->device_type == FDM_CUDA && (by_code || (every && named));
     int32_t kept = 0, count = kernel_variants(&b->run.device, problem, kernel, all ? VARIANTS_MAX : 1, codes);
     for (int32_t i = 0; i < count; i++)
-        if (is_named(b, kernel) || strstr(codes[i], b->only))
+        if (named || kernel_text_fits(b->only, codes[i]))
             memmove(codes[kept++], codes[i], KERNEL_CODE_MAX);
     return kept;
 }
@@ -328,12 +330,13 @@ static fdm_status time_kernel(struct bench *b, const fdm_kernel_info *kernel) {
     const fdm_tensors tensors = run_device_view(&b->run, b->pass);
     b->run.options.kernel = NULL;
     b->run.options.family = kernel->family;
+    const int named = is_named(b, kernel); /* before: what it calls sets fdm_last_error() */
     fdm_status status = fdm_describe(b->pass, &tensors, &b->run.options, &problem);
     const int32_t count = status ? 0 : rows_of(b, &problem, kernel, b->show_all, codes);
-    if (!status && count == 0 && is_named(b, kernel))
+    if (!status && count == 0 && named)
         leave_out(b, kernel, "");
     for (int32_t i = 0; i < count && !status && b->num_rows < ROWS_MAX; i++) {
-        const int by_name = count == 1 && is_named(b, kernel);
+        const int by_name = count == 1 && named;
         b->run.options.kernel = by_name ? kernel->name : codes[i];
         status = time_row(b, kernel, codes[i]);
     }

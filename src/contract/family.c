@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/kernel_name.h"
+
 const char *const scheduler_names[SCHEDULER_COUNT] = {"static", "longest", "dynamic"};
 
 int family_refuse(struct refusals *refusals, const char *kernel, const char *clause) {
@@ -13,16 +15,6 @@ int family_refuse(struct refusals *refusals, const char *kernel, const char *cla
         snprintf(r->clause, sizeof r->clause, "%s", clause);
     }
     return 0;
-}
-
-const char *kernel_current_name(const char *name) {
-    static const struct {
-        const char *old, *current;
-    } renamed[] = {{"hopper.wide", "hopper.backward_2pass"}, {"mma.wide", "mma.forward_d1024"}};
-    for (size_t i = 0; i < sizeof renamed / sizeof renamed[0]; i++)
-        if (strcmp(name, renamed[i].old) == 0)
-            return renamed[i].current;
-    return name;
 }
 
 int32_t family_find_kernel(const struct family *family, const char *name) {

@@ -110,8 +110,6 @@ struct family {
                           void *workspace, const fdm_launch *launch);
 };
 
-/* The name that a kernel has today, of a name that it may have had in an older library; else `name`. */
-const char *kernel_current_name(const char *name);
 /* The index of the kernel with this name, today's or an older one; -1 if none. */
 int32_t family_find_kernel(const struct family *family, const char *name);
 

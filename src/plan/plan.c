@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/kernel_name.h"
 #include "base/settings.h"
 #include "base/struct_bytes.h"
 #include "device/device.h"

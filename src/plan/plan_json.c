@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json_reader.h"
+#include "base/kernel_name.h"
 #include "base/struct_bytes.h"
 #include "plan/plan.h"
 #include "problem/problem_fields.h"

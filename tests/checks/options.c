@@ -14,8 +14,9 @@ static const struct row {
     size_t offset;
 } rows[] = {
 #define ROW(name) offsetof(struct options, name)
-    {"kernel", "NAME", "one kernel; attention and cases: all whose names hold NAME, or one choice code", TEXT,
-     ROW(kernel)},
+    {"kernel", "NAME",
+     "the kernel of this name; attention, serving, cases: else all whose names hold it or, with *, fit it, or a code",
+     TEXT, ROW(kernel)},
     {"group", "TEXT", "cases and faults whose names hold TEXT", TEXT, ROW(group)},
     {"emulate", "NAME", "the emulated device, such as sm_90, in the place of a driver", TEXT, ROW(emulate)},
     {"cuda", NULL, "no kernel of the CPU", FLAG, ROW(cuda)},

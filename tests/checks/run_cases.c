@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/kernel_name.h"
 #include "checks.h"
 #include "launches.h"
 #include "subjects.h"
@@ -138,8 +139,8 @@ static int is_alone(const struct options *o) { return o->seed != NOT_GIVEN && gi
 /* Apart from the share, which counts these cases alone: of a few cases a share of their numbers may have none. */
 static int is_asked_for(const struct named_case *c, const struct options *o) {
     return is_of_this_run(c, o->cuda || is_emulated()) &&
-           (is_alone(o) || ((!o->kernel || strstr(c->kernel, o->kernel)) &&
-                            (o->group ? strstr(c->group, o->group) != NULL : !c->many)));
+           (is_alone(o) ||
+            (kernel_is_chosen(o->kernel, c->kernel) && (o->group ? strstr(c->group, o->group) != NULL : !c->many)));
 }
 
 int cases_checks(const struct options *o) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/kernel_name.h"
 #include "checks.h"
 #include "launches.h"
 
@@ -14,7 +15,7 @@ int32_t tally_kernels(struct tally *kernels, const char *only, int cuda) {
     fdm_kernel_info info = {.struct_bytes = sizeof info};
     int32_t count = 0, missing = 0;
     for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++) {
-        if (strcmp(info.family, "reference") == 0 || (only && !strstr(info.name, only)) ||
+        if (strcmp(info.family, "reference") == 0 || !kernel_is_chosen(only, info.name) ||
             ((is_emulated() || cuda) && !is_on_device(info.family)))
             continue;
         if (!info.available) {

@@ -175,6 +175,11 @@ def test_bench_shows_every_variant(compiler):
     assert rows_of(run("bench", *shape, "--kernel", f"mma.{one}", **compiler)) == [f"{one}+stage2+swizzle"]
     result = run("bench", *shape, "--kernel", "MMA_SplitQ_ShareQKV_S1_Pad", "--dtype", "bf16", "--json", **compiler)
     assert [row["row"] for row in json.loads(result.stdout)] == [f"mma({one}+stage1)"]
+    textbook = {"split-q", "split-q+share-kv", one, "split-q+tiling-qk", "split-q+tiling-qkv"}
+    for text, kernels in [("mma.split-q", {"split-q"}), ("mma.split-q*", textbook), ("mma.split-q+", textbook - {"split-q"}),
+                          ("mma.wide", {"forward_d1024"}), ("MMA_SplitQ_Share*_Pad", {"split-q+share-kv", one})]:
+        result = run("bench", *shape, "--kernel", text, "--json", "--show-all", **compiler)
+        assert {row["kernel"].removeprefix("mma.") for row in json.loads(result.stdout)} == kernels, text
     result = run("bench", *shape, "--show-all", **compiler)
     kernels = {name.split("+stage")[0].split("+")[0] for name in rows_of(result)}
     assert kernels == {"hopper(forward", "forward", "forward_d1024", "split-kv", "split-q"}

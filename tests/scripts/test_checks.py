@@ -111,6 +111,28 @@ def test_seeds_move_with_the_draw():
     assert seed_of() == 1000000
 
 
+@pytest.mark.parametrize(
+    "text, kernels",
+    [
+        ("mma.forward", ["mma.forward"]),
+        ("mma.wide", ["mma.forward_d1024"]),
+        ("mma.forward*", ["mma.forward", "mma.forward32", "mma.forward_d1024"]),
+        ("mma.forward3", ["mma.forward32"]),
+        ("hopper.backward", ["hopper.backward"]),
+        ("hopper.back", ["hopper.backward", "hopper.backward_2pass"]),
+    ],
+)
+def test_a_name_chooses_its_kernel_alone(text, kernels):
+    _, said = run("--emulate", "sm_90", "--kernel", text, "--seed", "1", "--repeat", "0")
+    assert sorted(re.findall(r"^(\w+\.\S+) +\d+ right", said, re.M)) == kernels
+
+
+def test_a_name_chooses_its_cases_alone():
+    words = ("cases", "--emulate", "sm_90", "--group", "softcap, two kernels", "--share", "0/1000", "--kernel")
+    assert "WRONG no case was run" in run(*words, "hopper.backward")[1]
+    assert run(*words, "hopper.wide")[1].endswith("1 passed, 0 failed\n")
+
+
 def test_shares_and_ways_move_with_the_draw():
     def said_by(*arguments):
         texts = [run(*arguments, "--rotate", FDM_CHECK_SEED=text)[1] for text in ("a", "b", "c", "d")]

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "../../cli/kernel_names.h"
+#include "base/kernel_name.h"
 #include "families/mma/backward/mma_rules.h"
 
 enum { CODES_MAX = 64, KERNELS_MAX = 64 };
@@ -224,10 +225,52 @@ static void labels(void **state) {
     assert_string_equal(label, "cpu(forward.avx2)");
 }
 
+/* Names of the kernels that a text of a command line chooses. */
+static void assert_chooses(const char *text, const char *names) {
+    char chosen[1024] = "";
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
+    for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
+        if (strcmp(kernel.family, "cpu") != 0 && kernel_is_chosen(text, kernel.name)) {
+            const size_t used = strlen(chosen);
+            snprintf(chosen + used, sizeof chosen - used, "%s%s", used ? " " : "", kernel.name);
+        }
+    assert_string_equal(chosen, names);
+}
+
+static void a_name_chooses_its_kernel_alone(void **state) {
+    (void)state;
+    assert_chooses("mma.forward", "mma.forward");
+    assert_chooses("mma.backward", "mma.backward");
+    assert_chooses("hopper.backward", "hopper.backward");
+    assert_chooses("mma.split-q", "mma.split-q");
+    assert_chooses("mma.split-q+share-kv", "mma.split-q+share-kv");
+    assert_chooses("mma.wide", "mma.forward_d1024"); /* its older name */
+    assert_chooses("hopper.wide", "hopper.backward_2pass");
+    assert_chooses("hopper.", "hopper.latent hopper.forward hopper.gather hopper.backward hopper.backward_2pass");
+    assert_chooses("mma.forward_", "mma.forward_d1024");
+    assert_chooses("mma.forward*", "mma.forward_d1024 mma.forward mma.forward32");
+    assert_chooses("mma.*32", "mma.forward32 mma.backward32");
+    assert_chooses("*.backward", "blackwell.backward hopper.backward mma.backward reference.backward");
+    assert_chooses("m*.f*w*d", "mma.forward");
+    assert_chooses("mma.forward3", "mma.forward32");
+    assert_chooses("forward32", "mma.forward32");
+    assert_chooses("mma.none", "");
+    assert_chooses("mma.forward*z", "");
+    assert_chooses("mma", "mma.decode mma.forward_d1024 mma.forward mma.forward32 mma.backward mma.backward_d1024 "
+                          "mma.backward32 mma.split-kv mma.split-q mma.split-q+share-kv mma.split-q+share-qkv "
+                          "mma.split-q+tiling-qk mma.split-q+tiling-qkv");
+    assert_true(kernel_is_chosen("cpu.forward.amx", "cpu.forward.amx"));
+    assert_false(kernel_is_chosen("cpu.forward.amx", "cpu.forward.amx_overlap"));
+    assert_true(kernel_is_chosen("cpu.forward", "cpu.forward.amx_overlap"));
+    assert_true(kernel_is_chosen(NULL, "mma.forward"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(lists_every_variant),
                                        cmocka_unit_test(lists_every_tile_of_the_backward),
                                        cmocka_unit_test(refuses_with_a_clause),
-                                       cmocka_unit_test(variants_obey_every_refusal), cmocka_unit_test(labels)};
+                                       cmocka_unit_test(variants_obey_every_refusal),
+                                       cmocka_unit_test(labels),
+                                       cmocka_unit_test(a_name_chooses_its_kernel_alone)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
