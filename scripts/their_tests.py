@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import json
@@ -45,6 +46,7 @@ class Suite(NamedTuple):
     cells: List[Tuple[str, Callable[[Dict[str, Any]], bool]]]
 
 
+ATTEMPTS = 20  # of a cell for which the device's memory is lacking
 FP8 = ("fp8", lambda parameters: "float8" in str(parameters.get("dtype")))
 SUITES = {
     "fa2": Suite(
@@ -237,6 +239,22 @@ class Chooser:
             lines = [line for line in last if line.startswith("E ")] or last[-1:]
             self.failures.append({"cell": report.nodeid, "error": " ".join(lines[:3])[:400]})
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
+        """Runs a cell; where processes share a device and its memory is full, again after a while."""
+        arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        for attempt in range(1, 1 + ATTEMPTS):
+            try:
+                pyfuncitem.obj(**arguments)
+                return True
+            except RuntimeError as error:
+                if attempt == ATTEMPTS or "out of memory" not in str(error):
+                    raise
+            gc.collect()  # what the cell made was held by its traceback until here
+            torch.cuda.empty_cache()
+            time.sleep(self.options.wait)
+        return True
+
     @property
     def ran(self) -> int:
         return self.outcomes["passed"] + self.outcomes["failed"]
@@ -286,6 +304,7 @@ def options_of(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--again", nargs="+", type=argparse.FileType("r"), help="run the failed cells of these --json files")
     parser.add_argument("--largest", type=int, help="leave out cells of longer sequences")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--wait", type=float, default=5, help="seconds until a cell runs again for which memory was lacking")
     parser.add_argument("--commit", help="the checkout's, for the record")
     parser.add_argument("--json", help="file for the counts; default: standard output alone")
     options = parser.parse_args(arguments)

@@ -95,6 +95,31 @@ def test_cells_of_a_large_test_are_drawn(checkout):
     assert list(counts["left_out"].values()) == [9950]
 
 
+FULL = """
+import pytest
+import torch
+
+seen = []
+
+
+@pytest.mark.parametrize("a", [1, 2])
+def test_flash_attn_output(a):
+    seen.append(a)
+    if seen.count(a) < 3:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70.00 GiB.")
+    assert a == 1
+"""
+
+
+def test_cells_run_again_when_memory_was_lacking_and_when_they_failed(checkout):
+    (checkout / "hopper" / "test_flash_attn.py").write_text(FULL)
+    _, counts = run(checkout, "--wait", "0")
+    assert (counts["passed"], counts["failed"]) == (1, 1) and "assert 2 == 1" in counts["failures"][0]["error"]
+    (checkout / "counts.json").rename(checkout / "before.json")
+    _, counts = run(checkout, "--wait", "0", "--again", str(checkout / "before.json"))
+    assert (counts["ran"], counts["failed"]) == (1, 1)
+
+
 def test_what_is_refused(checkout):
     for arguments, suite, sentence in (
         (("--part", "3/2"), "fa3", "'3/2' is not a part such as 2/4"),
