@@ -301,6 +301,7 @@ PEERS: Dict[str, Peer] = {
     "flash-attn 2": _flash_attn("flash_attn"),
     "flash-attn 3": _flash_attn("flash_attn_interface"),
     "flash-attn 4": _flash_attn("flash_attn.cute"),
+    "our flash_attn": _flash_attn("flash_dmattn.compat.flash_attn.functions"),  # this library by flash-attn 2's name
 }
 
 
