@@ -267,7 +267,7 @@ static void backward_keeps_an_order(void **state) {
             continue;
         }
         assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
-        assert_int_equal(constant_of(&plan, "hopper_backward", "ORDERED"), p.deterministic);
+        assert_int_equal(constant_of(&plan, "hopper_backward", "DETERMINISTIC"), p.deterministic);
         assert_int_equal(constant_of(&plan, "hopper_dq_order", "INTERVALS"), cases[i].visits ? p.has_intervals : -1);
         p.deterministic = 0; /* words for turns: a thousandth of what is there without them */
         assert_int_equal(fdm_plan_attention(&device, &p, &options, &unordered), FDM_OK);

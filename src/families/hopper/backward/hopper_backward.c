@@ -14,7 +14,7 @@
 
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
  * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
-enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for masks, biases and intervals */
+enum { NO_MASK_OR_BIAS, MASK_OR_BIAS }; /* MASK_OR_BIAS: leaves room for masks, biases and intervals */
 struct tile {
     struct {
         int32_t kind, head_dim_max;
@@ -25,25 +25,25 @@ struct tile {
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {.takes = {.kind = PLAIN, .head_dim_max = 64},
+    {.takes = {.kind = NO_MASK_OR_BIAS, .head_dim_max = 64},
      .shape = {.warpgroups = 3, .stages = 3, .dout_stages = 3, .ds_stages = 2, .ds_registers = 1},
      .reason = "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
-    {.takes = {.kind = PLAIN, .head_dim_max = 128},
+    {.takes = {.kind = NO_MASK_OR_BIAS, .head_dim_max = 128},
      .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 3, .ds_stages = 2},
      .reason = "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
-    {.takes = {.kind = PLAIN, .head_dim_max = 64},
+    {.takes = {.kind = NO_MASK_OR_BIAS, .head_dim_max = 64},
      .shape = {.warpgroups = 3, .stages = 3, .dout_stages = 3, .ds_stages = 2},
      .reason = "dK from shared memory"},
-    {.takes = {.kind = PLAIN, .head_dim_max = 128},
+    {.takes = {.kind = NO_MASK_OR_BIAS, .head_dim_max = 128},
      .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 3, .ds_stages = 1, .ds_registers = 1},
      .reason = "dK from registers; to head dims of 64 blocks of 128 keys fill the device sooner"},
-    {.takes = {.kind = SPACIOUS, .head_dim_max = 128},
+    {.takes = {.kind = MASK_OR_BIAS, .head_dim_max = 128},
      .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 3, .ds_stages = 2},
      .reason = "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
-    {.takes = {.kind = SPACIOUS, .head_dim_max = 128},
+    {.takes = {.kind = MASK_OR_BIAS, .head_dim_max = 128},
      .shape = {.warpgroups = 2, .stages = 3, .dout_stages = 2, .ds_stages = 2},
      .reason = "two stages of dO leave room for masks and biases"},
-    {.takes = {.kind = SPACIOUS, .head_dim_max = 128},
+    {.takes = {.kind = MASK_OR_BIAS, .head_dim_max = 128},
      .shape = {.warpgroups = 2, .stages = 2, .dout_stages = 2, .ds_stages = 2},
      .reason = "two stages leave room for masks beside biases"},
 };
@@ -73,7 +73,7 @@ static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs
 static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (t->takes.kind == SPACIOUS) == (p->has_intervals || gpu_row_runs(p) || p->has_mask || p->has_bias) &&
+    return (t->takes.kind == MASK_OR_BIAS) == (p->has_intervals || gpu_row_runs(p) || p->has_mask || p->has_bias) &&
            (t->shape.ds_stages > 1 || !must_take_f32_p(p)) &&
            hopper_backward_padded(p->head_dim) <= t->takes.head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->takes.head_dim_max;
@@ -280,7 +280,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->workspace_bytes = workspace_bytes(plan, p);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->shape.stages, t->shape.dout_stages < t->shape.stages ? "_DO2" : "", t->shape.ds_stages,
-             t->shape.ds_registers ? "_RS" : "", t->takes.kind == SPACIOUS ? "_Spacious" : "");
+             t->shape.ds_registers ? "_RS" : "", t->takes.kind == MASK_OR_BIAS ? "_Spacious" : "");
     const int apart = has_dq_adder(t, p, 0), wide = is_wide(p);
     char adder[64] = "";
     if (apart)
@@ -323,10 +323,10 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, s
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->shape.warpgroups,
                       .STAGES = t->shape.stages, .DOUT_STAGES = t->shape.dout_stages, .DS_STAGES = t->shape.ds_stages,
                       .DS_REGISTERS = t->shape.ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
-                      .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .DS_FROM_F32_P = takes_f32_p(t, p),
-                      .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
+                      .ROWS_DESCENDING = (gathers(p) && !runs) || is_ordered(p), .DS_FROM_F32_P = takes_f32_p(t, p),
+                      .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .FIRST_STORES = stores_first(t, p),
                       .PARTS = gpu_backward_leaves_sums(p, parameters_of(plan).PARTS), .NEEDS_DQ = p->needs_dq,
-                      .DQ_ADDER = has_dq_adder(t, p, runs), .ORDERED = is_ordered(p));
+                      .DQ_ADDER = has_dq_adder(t, p, runs), .DETERMINISTIC = is_ordered(p));
     request->file = "families/hopper/backward/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);

@@ -60,10 +60,10 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
 /* In a fixed order: rows of dQ, by the keys of blocks, unless another warpgroup than the serving one adds them; the
  * gradient of a bias that heads or batches share, by these. */
-#define ORDERED_DQ    (ORDERED && NEEDS_DQ && !DQ_ADDER)
-#define ORDERED_DBIAS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
+#define ORDERED_DQ    (DETERMINISTIC && NEEDS_DQ && !DQ_ADDER)
+#define ORDERED_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
 /* A warpgroup skips steps whose rows see none of its keys. It may, where no step needs all warpgroups. */
-#define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
+#define SKIP_MASKED_STEPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
 /* ---- shared memory ---- */
 
@@ -71,7 +71,7 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 constexpr bool DROPS_EMPTY = EMPTY_ROWS && (BIAS || VARLEN), KEEPS_EMPTY = DROPS_EMPTY && !DS_FROM_F32_P;
 /* backward_prepare has noted which rows see no key. Where a block's heads have no such row, its steps do not test for
  * them. Registers are short beside the other features. */
-constexpr bool NOTED = EMPTY_ROWS && !(VARLEN || MASK_TILE || BIAS || DS_FROM_F32_P || ORDERED);
+constexpr bool NOTED = EMPTY_ROWS && !(VARLEN || MASK_TILE || BIAS || DS_FROM_F32_P || DETERMINISTIC);
 constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* parts of dQ's columns, which are made one after the other */
 constexpr int ADDER_STEPS = 4 / HALVES; /* DQ_ADDER: a warp adds one half of the columns of every ADDER_STEPS-th step */
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
@@ -96,8 +96,8 @@ enum {
     DS_RING = DOUT_FULL + stage_barriers<DOUT_STAGES>::BYTES,
     SCORE_RING = DS_RING + ring<DS_STAGES>::BYTES,
     PLACE = SCORE_RING +
-            (SCORED ? ring<1>::BYTES : 0),         /* ORDERED: of the block, by its ticket; RUNS: its head and number */
-    TURN_FULL = PLACE + (ORDERED || RUNS ? 8 : 0), /* ORDERED_DBIAS: the step's turn has come */
+            (SCORED ? ring<1>::BYTES : 0), /* DETERMINISTIC: of the block, by its ticket; RUNS: its head and number */
+    TURN_FULL = PLACE + (DETERMINISTIC || RUNS ? 8 : 0), /* ORDERED_DBIAS: the step's turn has come */
     DQ_FULL = TURN_FULL + (ORDERED_DBIAS ? 8 : 0), /* DQ_ADDER: of each half, of ADDER_STEPS steps: each has its warp */
     DQ_EMPTY = DQ_FULL + (DQ_ADDER ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
     SPOILED = DQ_EMPTY +
@@ -418,7 +418,7 @@ template <bool SOME_EMPTY> struct kv_consumer {
 
     /* DBIAS_ADDS: after the last step of a head the sums of its keys go to the workspace. */
     __device__ __forceinline__ void end_step() {
-        if (DESCENDS ? tile * BLOCK_M < ds_row : tile * BLOCK_M > ds_row)
+        if (ROWS_DESCENDING ? tile * BLOCK_M < ds_row : tile * BLOCK_M > ds_row)
             return;
         const int thread = (int)tid_x_reread();
 #pragma unroll
@@ -433,8 +433,8 @@ template <bool SOME_EMPTY> struct kv_consumer {
         head++;
     }
 
-    /* SKIPS: steps in which no key of the warpgroup is seen: of a walk up those at its beginning, of a walk down those
-     * at its end; of a group of heads the first's or the last's. */
+    /* SKIP_MASKED_STEPS: steps in which no key of the warpgroup is seen. A walk up begins with them, a walk down ends
+     * with them; of a group of heads they are the first's or the last's. */
     __device__ __forceinline__ int skipped_steps() const {
         const struct sequence at = find_sequence(a.in.in, k.batch);
         const int key = k.first_key + warpgroup * 64, tiles = first_row(a.in.in, at, key) / BLOCK_M - k.first_tile;
@@ -518,9 +518,10 @@ template <bool SOME_EMPTY> struct kv_consumer {
             k_full(base).wait(0);
         if (SCRUB && k.steps > 0)
             scrub_keys();
-        const int skipped = SKIPS ? skipped_steps() : 0, end = DESCENDS ? k.steps - skipped : k.steps;
+        const int skipped = SKIP_MASKED_STEPS ? skipped_steps() : 0,
+                  end = ROWS_DESCENDING ? k.steps - skipped : k.steps;
         int step = 0;
-        if (SKIPS && !DESCENDS)
+        if (SKIP_MASKED_STEPS && !ROWS_DESCENDING)
 #pragma unroll 1
             for (; step < skipped; step++) {
                 leave_nothing(step);
@@ -537,7 +538,7 @@ template <bool SOME_EMPTY> struct kv_consumer {
             wgmma_wait_group<0>(dk);
         }
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all warps' products with V and dS are complete */
-        if (SKIPS && DESCENDS)
+        if (SKIP_MASKED_STEPS && ROWS_DESCENDING)
 #pragma unroll 1
             for (; step < k.steps; step++)
                 leave_nothing(step);
@@ -554,7 +555,7 @@ __device__ __forceinline__ struct key_block find_own_block(const struct hopper_b
     if (RUNS)
         at = {(int)ld_shared_4(base + PLACE), 0, (int)ld_shared_4(base + PLACE + 4)}; /* no turns are kept */
     else
-        at = find_place(a, ORDERED ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
+        at = find_place(a, DETERMINISTIC ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
     return find_block(a, at);
 }
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a, uint32_t base) {
@@ -588,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait(); /* what kernels before have made */
     const int scattered = KEYS == HOPPER_KEYS_SCATTERED || RUNS ? a.in.block_order[0] : GATHER;
-    if (threadIdx.x == 0 && ORDERED) /* a block waits for those that began before it, which run or have ended */
+    if (threadIdx.x == 0 && DETERMINISTIC) /* a block waits for those that began before it, which run or have ended */
         st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
     if (threadIdx.x == 0 && RUNS) {
         const struct block_place at = find_place(a, (int)blockIdx.x);
@@ -597,7 +598,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     if (scattered != GATHER) /* the other launch takes the keys */
         return;
-    if (RUNS || (ORDERED && LISTED))
+    if (RUNS || (DETERMINISTIC && LISTED))
         __syncthreads();
     const bool finds = NOTED && finds_empty(a, find_own_block(a, base));
     if (KEYED) {

@@ -9,25 +9,25 @@
 #include "gpu/tile_plan.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define HOPPER_BACKWARD_CONSTANTS(X)                                                                                   \
-    X(HEAD_DIM)      /* D rounded up to 32 */                                                                          \
-    X(HEAD_DIM_V)    /* Dv rounded up to 32 */                                                                         \
-    X(WARPGROUPS)    /* consumers, which own 64 keys each; one more loads, and makes dQ */                             \
-    X(STAGES)        /* tiles of Q in flight */                                                                        \
-    X(DOUT_STAGES)   /* of dO: as many, or one less */                                                                 \
-    X(DS_STAGES)     /* tiles of dS in shared memory */                                                                \
-    X(DS_REGISTERS)  /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
-    X(DBIAS)         /* GPU_DBIAS_* */                                                                                 \
-    X(KEYS)          /* HOPPER_KEYS_* */                                                                               \
-    X(DESCENDS)      /* a block walks from the last rows to the first */                                               \
-    X(DS_FROM_F32_P) /* 1: dS is made of P in float32, whose residual lies meanwhile where dS will lie */              \
-    X(EMPTY_ROWS)    /* rows may see no key */                                                                         \
-    X(SCRUB)         /* HOPPER_SCRUB_* */                                                                              \
-    X(PARTS)         /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */        \
-    X(NEEDS_DQ)                                                                                                        \
-    X(DQ_ADDER)     /* 1: one more warpgroup adds to dQ, from shared memory */                                         \
-    X(STORES_FIRST) /* ORDERED: the first block that reaches a row of dQ stores, as some block reaches every row */    \
-    X(ORDERED) /* 1: blocks add to dQ in the order of their keys, to the gradient of a shared bias in that of heads */
+#define HOPPER_BACKWARD_CONSTANTS(X)                                                                                  \
+    X(HEAD_DIM)     /* D rounded up to 32 */                                                                          \
+    X(HEAD_DIM_V)   /* Dv rounded up to 32 */                                                                         \
+    X(WARPGROUPS)   /* consumers, which own 64 keys each; one more loads, and makes dQ */                             \
+    X(STAGES)       /* tiles of Q in flight */                                                                        \
+    X(DOUT_STAGES)  /* of dO: as many, or one less */                                                                 \
+    X(DS_STAGES)    /* tiles of dS in shared memory */                                                                \
+    X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
+    X(DBIAS)        /* GPU_DBIAS_* */                                                                                 \
+    X(KEYS)         /* HOPPER_KEYS_* */                                                                               \
+    X(ROWS_DESCENDING) /* a block walks from the last rows to the first */                                            \
+    X(DS_FROM_F32_P)   /* 1: dS is made of P in float32, whose residual lies meanwhile where dS will lie */           \
+    X(EMPTY_ROWS)      /* rows may see no key */                                                                      \
+    X(SCRUB)           /* HOPPER_SCRUB_* */                                                                           \
+    X(PARTS)           /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */     \
+    X(NEEDS_DQ)                                                                                                       \
+    X(DQ_ADDER)      /* 1: one more warpgroup adds to dQ, from shared memory */                                       \
+    X(FIRST_STORES)  /* DETERMINISTIC: the first block at a row of dQ stores, as some block reaches every row */      \
+    X(DETERMINISTIC) /* 1: blocks add to dQ in the order of keys, to a shared bias' gradient in that of heads */
 
 /* What a plan holds for it (contract/family.h). */
 #define HOPPER_BACKWARD_PARAMETERS(X)                 \
@@ -54,7 +54,7 @@ struct hopper_backward_params {
     int32_t key_blocks;                                   /* of a KV head */
     int32_t heads_in_turn;                     /* KV heads, or parts of groups, whose key blocks are interleaved */
     struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
-    uint64_t *dq_order;                        /* ORDERED, where tiles of rows are listed: hopper_dq_order.h */
+    uint64_t *dq_order;                        /* DETERMINISTIC, where tiles of rows are listed: hopper_dq_order.h */
     int32_t row_tiles, dq_order_words;         /* of a head; of a tile */
     struct tile_plan plan; /* ROW_RUNS; of hopper_backward_2pass_dq.cu also of the keys, in their order */
 };

@@ -1,6 +1,6 @@
 /* hopper_backward_common.cuh: what the backward kernels share whose blocks own keys: the rows that a key block walks,
- * P^T of a tile, and the store of an accumulator to global memory. A kernel defines BLOCK_M, BLOCK_N, KEYS, DESCENDS,
- * ORDERED and PARTS before including it.
+ * P^T of a tile, and the store of an accumulator to global memory. A kernel defines BLOCK_M, BLOCK_N, KEYS, PARTS,
+ * ROWS_DESCENDING and DETERMINISTIC before including it.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"),
  * and of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
@@ -42,20 +42,20 @@ __device__ __forceinline__ int listed_after(uint32_t seen, int tile) {
 struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
-    int turn;             /* ORDERED, LISTED: the block's number among its head's, in the order in which they begin */
-    int last_tile;        /* LISTED */
-    uint32_t seen;        /* LISTED: address of a bit for each tile; a tile whose bit is 0 has no step */
+    int turn;      /* DETERMINISTIC, LISTED: the block's number among its head's, in the order in which they begin */
+    int last_tile; /* LISTED */
+    uint32_t seen; /* LISTED: address of a bit for each tile; a tile whose bit is 0 has no step */
     __device__ __forceinline__ int highest_tile() const { return LISTED ? last_tile : first_tile + tiles - 1; }
-    /* The walk over a head's tiles. With DESCENDS it goes from the last rows to the first: blocks whose last rows
-     * are the same then begin together, and read and add to the same rows at the same time. */
-    __device__ __forceinline__ int begin_tile() const { return DESCENDS ? highest_tile() : first_tile; }
-    __device__ __forceinline__ int end_tile() const { return DESCENDS ? first_tile : highest_tile(); }
+    /* The walk over a head's tiles. With ROWS_DESCENDING it goes from the last rows to the first: blocks whose last
+     * rows are the same then begin together, and read and add to the same rows at the same time. */
+    __device__ __forceinline__ int begin_tile() const { return ROWS_DESCENDING ? highest_tile() : first_tile; }
+    __device__ __forceinline__ int end_tile() const { return ROWS_DESCENDING ? first_tile : highest_tile(); }
     __device__ __forceinline__ int tile_after(int tile) const {
         if (tile == end_tile())
             return begin_tile();
         if (!LISTED)
-            return DESCENDS ? tile - 1 : tile + 1;
-        if (DESCENDS) {
+            return ROWS_DESCENDING ? tile - 1 : tile + 1;
+        if (ROWS_DESCENDING) {
             uint32_t at = seen + --tile / 32 * 4, bits = ld_shared_4(at) << (31 - tile % 32) >> (31 - tile % 32);
             while (!bits)
                 bits = ld_shared_4(at -= 4);
@@ -83,16 +83,16 @@ __device__ __forceinline__ int64_t interval_head(const struct hopper_backward_pa
 struct block_place {
     int head, turn, block; /* which of the head's begins; its number */
 };
-/* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
- * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. Sorted: so do
- * they, the first of each sorted group of keys first. Runs: so do they, in the order of block_order.cu. `place`: in
- * that order. */
+/* The order of key blocks; `place` is a block's rank in it. Blocks of a head (PARTS: of a part of a group) lie next to
+ * each other unless a causal mask, a window or a fixed order of additions interleaves several heads: then the blocks of
+ * the first keys, which many rows see, come first. Sorted keys are interleaved too, each sorted group's first block
+ * first. Blocks beside runs of rows are interleaved in the order of block_order.cu. */
 __device__ __forceinline__ struct block_place find_place(const struct hopper_backward_params &a, int place) {
     const int parts = PARTS ? a.in.group_parts : 1, of_head = blocks_of_head(a);
     const bool sorted = are_sorted(a);
     int head = place / of_head, turn = place % of_head, block = turn;
-    if (WINDOW || ORDERED || GATHER || RUNS || EITHER) {
-        const int groups = sorted ? of_head / SORT_RANKS : 1, together = ORDERED ? 1 : groups;
+    if (WINDOW || DETERMINISTIC || GATHER || RUNS || EITHER) {
+        const int groups = sorted ? of_head / SORT_RANKS : 1, together = DETERMINISTIC ? 1 : groups;
         const int first = head / a.heads_in_turn * a.heads_in_turn, rest = place - first * of_head;
         const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
         head = first + rest / together % heads;
@@ -129,7 +129,7 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     return k;
 }
 
-/* ORDERED, LISTED: the place of the turn-th block of a head (of all batches) in the order of all blocks. */
+/* DETERMINISTIC, LISTED: the place of the turn-th block of a head (of all batches) in the order of all blocks. */
 __device__ __forceinline__ int place_of(const struct hopper_backward_params &a, int head, int turn) {
     const int first = head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);

@@ -14,12 +14,12 @@
 
 HOPPER_DQ_ORDER_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define DESCENDS 1
-#define ORDERED  1
-#define PARTS    0
-#define BLOCK_M  64
-#define BLOCK_N  128
-#define THREADS  (32 * HOPPER_DQ_ORDER_BLOCKS)
+#define ROWS_DESCENDING 1
+#define DETERMINISTIC   1
+#define PARTS           0
+#define BLOCK_M         64
+#define BLOCK_N         128
+#define THREADS         (32 * HOPPER_DQ_ORDER_BLOCKS)
 #include "families/hopper/backward/hopper_key_list.cuh"
 
 /* The bits of the tiles among the word-th 32 that the block processes. */

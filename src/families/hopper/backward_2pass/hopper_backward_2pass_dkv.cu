@@ -27,15 +27,15 @@
 
 HOPPER_BACKWARD_2PASS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define KEYS       (INTERVALS && !VARLEN && !ROW_RUNS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
-#define DESCENDS   0
-#define ORDERED    0
-#define BLOCK_M    64
-#define BLOCK_N    HOPPER_BACKWARD_2PASS_KEYS
-#define STAGES     HOPPER_BACKWARD_2PASS_STAGES
-#define ROW_STEP   HOPPER_BACKWARD_2PASS_DQ_ROWS
-#define THREADS    HOPPER_BACKWARD_2PASS_THREADS
-#define BIAS_HIDES (SCRUB && BIAS)
+#define KEYS            (INTERVALS && !VARLEN && !ROW_RUNS ? HOPPER_KEYS_EITHER : HOPPER_KEYS_PLACED)
+#define ROWS_DESCENDING 0
+#define DETERMINISTIC   0
+#define BLOCK_M         64
+#define BLOCK_N         HOPPER_BACKWARD_2PASS_KEYS
+#define STAGES          HOPPER_BACKWARD_2PASS_STAGES
+#define ROW_STEP        HOPPER_BACKWARD_2PASS_DQ_ROWS
+#define THREADS         HOPPER_BACKWARD_2PASS_THREADS
+#define BIAS_HIDES      (SCRUB && BIAS)
 #include "families/hopper/backward/hopper_key_list.cuh"
 #include "families/hopper/backward/hopper_p_residual.cuh"
 #include "families/hopper/backward/hopper_scrub.cuh"

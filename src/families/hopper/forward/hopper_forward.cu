@@ -52,7 +52,7 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define WALKED      (BLOCK_MASKED || RANGED) /* the producer names the tile of each step */
 #define SKIPS_TILES (WINDOW && !WALKED)      /* a warpgroup skips tiles that only the others see */
 #define CACHED      (CACHE != GPU_CACHE_NONE)
-#define LOOKS       (RANGED || CACHED) /* a stage of K is released after its word is read */
+#define READS_WORDS (RANGED || CACHED) /* a stage of K is released after its word is read */
 static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1),
               "ranges exclude tiles of mask and bias, splits and packed heads");
 static_assert(!ROW_RUNS || (!SPLITS && PACKED_HEADS == 1), "runs of rows exclude splits and packed heads");
@@ -101,9 +101,9 @@ static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
                   hopper_forward_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, SCORE_STAGES, HEAD_DIM, HEAD_DIM_V,
                                               MASK_TILE, BIAS ? BIAS_BYTES : 0, RANGED),
               "the plan knows the bytes");
-/* The word of a step: its tile of keys, whether another step follows, and a bit for each warpgroup of which some row
- * does not see the tile whole. */
-enum { STEP_TILE = (1 << 26) - 1, STEP_MORE = 1 << 26, STEP_LOOK = 1 << 27, STEP_ALL_LOOK = STEP_LOOK * 7 };
+/* The word of a step: its tile of keys; STEP_MORE where another step follows; and STEP_MASKED << warpgroup where some
+ * row of that warpgroup does not see the whole tile. */
+enum { STEP_TILE = (1 << 26) - 1, STEP_MORE = 1 << 26, STEP_MASKED = 1 << 27, STEP_MASKED_ALL = STEP_MASKED * 7 };
 enum { PING_PONG_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
 /* Views of the shared memory that begins at `base`. */
@@ -237,15 +237,15 @@ struct producer {
         int before = -1;
 #pragma unroll 1
         for (int tile = f.last_tile - 1; tile >= f.first_tile; step++) {
-            const bool look = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
+            const bool masked = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
             const int next = visible_tile(block_mask, tile - 1, f.first_tile);
             if (next < f.first_tile)
                 scheduler.request_at_end(a);
             k_ring(base).wait_empty(step);
             st_shared_4(step_word(base, step),
-                        (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
+                        (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (masked ? STEP_MASKED_ALL : 0));
             load_k(k_begin + tile * BLOCK_N, head, batch);
-            if (SCORED && look)
+            if (SCORED && masked)
                 load_scores(f, tile * BLOCK_N);
             if (before >= 0)
                 load_v(step - 1, k_begin + before * BLOCK_N, head, batch);
@@ -418,10 +418,10 @@ struct consumer : q_consumer {
         }
     }
 
-    /* Computes P from the products of a tile. look: masks, bias or ranges of the tile are read; partial: windows or
+    /* Computes P from the products of a tile. masked: masks, bias or ranges of the tile are read; partial: windows or
      * ends hide some of its keys; has_o: O holds sums of earlier tiles. */
-    __device__ __forceinline__ void scores_to_p(int tile, bool look, bool partial, bool has_o) {
-        if (SCORED && look) {
+    __device__ __forceinline__ void scores_to_p(int tile, bool masked, bool partial, bool has_o) {
+        if (SCORED && masked) {
             const panels<BLOCK_M> bias = {score_ring(base).tile(score_step)};
             score_ring(base).wait_full(score_step);
             finish_scores<MASK_TILE>(s, a.in, bias.at, bias.panel(BIAS_PANELS).at, local_row());
@@ -430,16 +430,16 @@ struct consumer : q_consumer {
         } else if (!MAXIMA_BARE && !BIAS) {
             finish_scores<false>(s, a.in, 0, 0, 0);
         }
-        if (ROW_RUNS && look) /* after the ranges of rows it spills hundreds of bytes */
+        if (ROW_RUNS && masked) /* after the ranges of rows it spills hundreds of bytes */
             hide_by_rows(tile);
-        if (RANGED && look) {
+        if (RANGED && masked) {
             hide_by_ranges();
             __syncwarp(); /* the stage's ranges are read */
             k_ring(base).release(step);
         } else if (!RANGED && partial) {
             hide(tile);
         }
-        if (CACHED && look) {
+        if (CACHED && masked) {
             hide_missing();
             __syncwarp(); /* the stage's word is read */
             k_ring(base).release(step);
@@ -463,21 +463,21 @@ struct consumer : q_consumer {
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
 
-    /* Waits for K of a step. WALKED: sets `tile`, and `look` where mask, bias or ranges of the tile are to be read.
+    /* Waits for K of a step. WALKED: sets `tile`, and `masked` where mask, bias or ranges of the tile are to be read.
      * `more`: another step follows. */
-    __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
+    __device__ __forceinline__ void next_step(int &tile, bool &masked, bool &more, int first_tile) {
         k_ring(base).wait_full(step);
         if (WALKED) {
             const int word = uniform((int)ld_shared_4(step_word(base, step)));
             __syncwarp(); /* one lane releases what all have read */
             tile = word & STEP_TILE;
-            look = word & STEP_LOOK << warpgroup;
+            masked = word & STEP_MASKED << warpgroup;
             more = word & STEP_MORE;
         } else {
             more = tile > first_tile;
         }
         if (CACHED) {
-            look = uniform((int)ld_shared_4(step_word(base, step)));
+            masked = uniform((int)ld_shared_4(step_word(base, step)));
             __syncwarp();
         }
     }
@@ -556,8 +556,8 @@ struct consumer : q_consumer {
         struct tile_walk w;
         if (!begin_walk(w))
             return false;
-        bool look = true, more;
-        next_step(w.tile, look, more, w.first);
+        bool masked = true, more;
+        next_step(w.tile, masked, more, w.first);
         if (RANGED)
             clear_tail(w.tile);
         wgmma_fence();
@@ -568,15 +568,15 @@ struct consumer : q_consumer {
         wgmma_wait_group<0>(s);
         if (!SPLITS)
             sinks.join(a.in, rows);
-        if (!LOOKS || !look)
+        if (!READS_WORDS || !masked)
             k_ring(base).release(step);
-        scores_to_p(w.tile, look, !w.is_full(), false);
+        scores_to_p(w.tile, masked, !w.is_full(), false);
         step++;
         bool add = false;
 #pragma unroll 1
         while (more) {
             w.tile--;
-            next_step(w.tile, look, more, w.first);
+            next_step(w.tile, masked, more, w.first);
             begin_products();
             wgmma_fence();
             multiply_qk();
@@ -587,10 +587,10 @@ struct consumer : q_consumer {
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
-            if (!LOOKS || !look)
+            if (!READS_WORDS || !masked)
                 k_ring(base).release(step);
             v_ring(base).release(step - 1);
-            scores_to_p(w.tile, look, !w.is_full(), true);
+            scores_to_p(w.tile, masked, !w.is_full(), true);
             step++;
         }
         v_ring(base).wait_full(step - 1);

@@ -87,7 +87,7 @@ static_assert(CONTROL + HOPPER_GATHER_CONTROL_BYTES + 1024 == hopper_gather_shar
                                                                                          HEAD_DIM_V, BIAS != 0),
               "the plan knows the bytes");
 static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0, "a step's keys fit the lists");
-enum { STEP_PART = 1, STEP_MORE = 2 };
+enum { STEP_MASKED = 1, STEP_MORE = 2 };
 enum { PING_PONG_BARRIER = 1, PRODUCERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
 /* Views of the shared memory that begins at `base`. */
@@ -263,7 +263,7 @@ struct producer {
                 st_shared_4(base + STAGE_BIAS + slot, its_bias);
         }
         if (thread == 0)
-            st_shared_4(step_word(base, step), (masked ? STEP_PART : 0) | (more ? STEP_MORE : 0));
+            st_shared_4(step_word(base, step), (masked ? STEP_MASKED : 0) | (more ? STEP_MORE : 0));
         whole_taken += wholes;
         part_taken += parts;
     }
@@ -524,7 +524,7 @@ struct consumer : q_consumer {
     __device__ __forceinline__ void scores_to_p(int word, bool has_o) {
         if (!MAXIMA_BARE)
             finish_keyed();
-        if (word & STEP_PART)
+        if (word & STEP_MASKED)
             hide_unseen();
         __syncwarp(); /* the stage's words have been read */
         k_ring(base).release(step);

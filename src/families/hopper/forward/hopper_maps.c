@@ -22,7 +22,7 @@ static void pack_heads(struct cuda_tensor_layout *l, int32_t packed) {
     l->box[1] = packed;
 }
 
-/* Columns, rows of a page, heads, pages. A cache without rows has one that nobody reads. */
+/* Columns, rows of a page, heads, pages. No kernel reads the map of a cache without rows. */
 static void read_pages(const struct attention *attention, const struct matrix_view *view, int32_t part_rows,
                        struct cuda_tensor_layout *l) {
     const fdm_problem *p = attention->problem;

@@ -5,7 +5,7 @@
 #include "families/hopper/forward/hopper_forward.h"
 #include "problem/problem.h"
 
-/* Pages have a multiple of so many rows. */
+/* The rows of a page are a multiple of this. */
 enum { HOPPER_PART_ROWS = 16 };
 /* The logarithm of the rows of a page that TMA copies at a time: the largest power of two that divides the page and a
  * tile of keys. */

@@ -123,10 +123,10 @@ template <class params> struct range_writer {
     /* `word` holds the tile, and a bit for each warpgroup that does not see all of it. */
     __device__ __forceinline__ void write_step(uint32_t word, bool more) {
         uint32_t ranges[TOGETHER];
-        if (word & STEP_ALL_LOOK)
+        if (word & STEP_MASKED_ALL)
             read_ranges(ranges, word & STEP_TILE, 0);
         k_ring(base).wait_empty(step);
-        if (word & STEP_ALL_LOOK) {
+        if (word & STEP_MASKED_ALL) {
             write_ranges(ranges, 0);
 #pragma unroll 1
             for (int first = 32 * TOGETHER; first < BLOCK_N; first += 32 * TOGETHER) {
@@ -151,7 +151,7 @@ template <class params> struct range_writer {
         int tile = max(walk.last_seen_below(f.last_tile), first_tile);
 #pragma unroll 1
         while (tile >= first_tile) {
-            const uint32_t word = (uint32_t)tile | walk.parts(tile) * STEP_LOOK;
+            const uint32_t word = (uint32_t)tile | walk.parts(tile) * STEP_MASKED;
             tile = walk.last_seen_below(tile);
             write_step(word, tile >= first_tile);
         }

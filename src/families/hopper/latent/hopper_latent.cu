@@ -3,10 +3,10 @@
  *
  * Idea: a tile of K is loaded once, by TMA, a box of each page at a time, and serves both products; V is never loaded.
  * The rows of a block are query rows times the query heads of a KV head. Two warpgroups hold half of the columns of O
- * each, and take turns with S as in FlashMLA (2025): step 0 is made by warpgroup 0, step 1 by warpgroup 1 and so on.
- * Who makes S makes P and the maxima, multiplies its columns by P from registers and leaves P in shared memory, from
- * where the other multiplies its own. So Q K^T is made once, and the exponentials of one warpgroup run beside the
- * products of the other.
+ * each, and make S alternately as in FlashMLA (2025): warpgroup 0 makes step 0, warpgroup 1 step 1 and so on.
+ * The one that makes S makes P and the maxima, multiplies its columns by P from registers and leaves P in shared
+ * memory, from where the other multiplies its own. So Q K^T is made once, and the exponentials of one warpgroup run
+ * beside the products of the other.
  *
  * Tile: BLOCK_M = 64 rows x BLOCK_N = 64 keys, from the last visible tile down. Grid: row blocks, splits of the keys,
  * KV heads, sequences.
