@@ -78,8 +78,8 @@ static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
 /* Half the warps, two blocks a multiprocessor. */
 static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_of(plan, p) < 32 * MMA_BACKWARD_WARPS; }
 
-/* Whether TMA may bring the stages of a ring: not those of packed sequences or beside seqused, where what follows
- * the last row does not count, nor where no tensor map can say how the rows lie. */
+/* Whether TMA may bring the stages of a ring: not those of packed sequences or beside seqused, where rows
+ * behind the last one do not count, nor where no tensor map can say how the rows lie. */
 static int may_use_tma(int32_t ring, const fdm_problem *p) {
     return ring && p->aligned && p->q_mappable && !p->varlen && !gpu_used_constant(p);
 }
@@ -167,9 +167,9 @@ static int32_t group_parts_of(const fdm_device *device, const fdm_problem *p, fd
     return least_parts;
 }
 
-/* Heads whose key blocks begin in turn, where blocks add to dQ in order and all walk from the first row on: so many
- * that eight blocks of a head run at a time, which wait for each other little and find rows of Q and dO in the
- * second-level cache. Where heads queue for the gradient of a bias too, their blocks stay apart. */
+/* Heads whose key blocks are interleaved, where blocks add to dQ in order and all walk from the first row on. Eight
+ * blocks of a head then run at a time: they wait for each other little and find rows of Q and dO in the second-level
+ * cache. Heads that queue for the gradient of a bias too are not interleaved. */
 enum { BLOCKS_OF_A_HEAD = 8 };
 
 static int32_t heads_in_turn(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan,

@@ -34,8 +34,8 @@ __device__ __forceinline__ struct place find_block(const struct mma_backward_par
     }
     if (DETERMINISTIC) {
         const uint32_t ticket = take_ticket(a.ticket, scratch);
-        /* The last key blocks of so many heads begin first, then those before them, and so on: few blocks of a head
-         * begin at a time, since each is a step behind the one before. */
+        /* Of heads_in_turn heads the last key blocks begin first, then those before them, and so on. Few blocks of a
+         * head begin at a time, since each is a step behind the one before. */
         const uint32_t all = (FOLDED ? gridDim.x / a.grid_x : gridDim.y * gridDim.z), turn = params.heads_in_turn;
         const uint32_t first = ticket / (turn * a.grid_x) * turn, heads = min(turn, all - first);
         const uint32_t place = ticket - first * a.grid_x, head = first + place % heads;

@@ -44,10 +44,10 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
         carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
         mbarrier_wait(stage.full, carried.ring.parity);
         clear_empty(walk, stage, row);
-        if (TWO_BODIES && !partial)
+        if (FULL_TILE_PATH && !partial)
             add_own(carried.sums, on, {stage, staged, row, 0, false, false});
         else
-            add_own(carried.sums, on, {stage, staged, row, 0, TWO_BODIES || partial, false});
+            add_own(carried.sums, on, {stage, staged, row, 0, FULL_TILE_PATH || partial, false});
         mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the stage before */
         if (DETERMINISTIC)
             release_before(carried.unreleased, a, at, h, row);

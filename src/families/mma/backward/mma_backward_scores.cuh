@@ -334,7 +334,8 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
     const struct tiles &tiles = on.tiles;
     const int h = on.h, block_row = rows.row, warp_key = part.warp_key, sub_row = part.row;
     const struct stage &stage = rows.stage;
-    const int lane = (RING && !BARE) || UNEVEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
+    const int lane =
+        (RING && !NO_FEATURES) || UNEVEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
     await_dbias_turn(!LATE_TURN, a, at, h, block_row + sub_row);
     float dp[KEY_TILES][ROW_TILES][4];
     const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
@@ -393,7 +394,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 /* Stores scores to shared memory as [key][row of the sub-tile]. */
 __device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4],
                                              int warp_key, int warp_row) {
-    const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
+    const int lane = NO_FEATURES ? threadIdx.x % 32 : fresh_lane();
     if (COPIED)
         __syncwarp(); /* other lanes have read the mask or bias that lay here */
 #pragma unroll

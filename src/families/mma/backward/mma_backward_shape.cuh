@@ -10,49 +10,51 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define WIDEST (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
 /* A warp has one or two tiles of 16 keys. */
-#define HALF_BLOCK    (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS)
-#define KEY_TILES     (HALF_BLOCK || PAIRED ? 2 : 1)
-#define WARPS         (HALF_BLOCK ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS)
-#define THREADS       (32 * WARPS)
-#define SUB_ROWS      (BLOCK_N == 128 && WIDEST > 96 && !PAIRED ? 32 : 64)
-#define WARP_KEYS     (16 * KEY_TILES)
-#define KEY_WARPS     (BLOCK_N / WARP_KEYS)
-#define SHARE         (WARPS / KEY_WARPS) /* warps with the same keys */
-#define BY_COLUMNS    (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
-#define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
-#define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-/* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
-#define UNEVEN (VARLEN || SEQUSED) /* sequences of a batch may have unlike lengths */
-#define SCARCE (WIDEST > 192 && (UNEVEN || BIAS || MASK || ROW_RUNS || DETERMINISTIC))
-#define CROWDED                                                                              \
+#define HALF_BLOCK          (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS)
+#define KEY_TILES           (HALF_BLOCK || PAIRED ? 2 : 1)
+#define WARPS               (HALF_BLOCK ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS)
+#define THREADS             (32 * WARPS)
+#define SUB_ROWS            (BLOCK_N == 128 && WIDEST > 96 && !PAIRED ? 32 : 64)
+#define WARP_KEYS           (16 * KEY_TILES)
+#define KEY_WARPS           (BLOCK_N / WARP_KEYS)
+#define WARPS_PER_KEY_GROUP (WARPS / KEY_WARPS) /* warps with the same keys */
+#define BY_COLUMNS          (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
+#define COLUMN_SHARES       (BY_COLUMNS ? WARPS_PER_KEY_GROUP : 1)
+#define WARP_ROWS           (SUB_ROWS / WARPS_PER_KEY_GROUP) /* rows of a sub-tile whose scores a warp makes */
+/* These features leave few registers: those of LOW_REGISTERS_WIDE beside wide heads, those of LOW_REGISTERS_FEATURES
+ * beside any. More rows or columns at a time than below would spill there. */
+#define UNEVEN             (VARLEN || SEQUSED) /* sequences of a batch may have unlike lengths */
+#define LOW_REGISTERS_WIDE (WIDEST > 192 && (UNEVEN || BIAS || MASK || ROW_RUNS || DETERMINISTIC))
+#define LOW_REGISTERS_FEATURES                                                               \
     (SOFTCAP || (ROW_RUNS && (MASK || BIAS || INTERVALS || UNEVEN)) || (UNEVEN && PAIRED) || \
      (DETERMINISTIC && (MASK || BIAS || INTERVALS || ROW_RUNS || UNEVEN)))
 #define ORDERED_DQ    (DETERMINISTIC && NEEDS_DQ)
 #define ORDERED_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
-#define PART_ROWS                                                                   \
-    (SCARCE || WARP_ROWS == 16 || ORDERED_DBIAS || (KEY_TILES == 2 && CROWDED) ? 16 \
-     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                      ? 32 \
-                                                                               : WARP_ROWS)
+/* Rows of WARP_ROWS whose scores are in registers at a time, as many as registers hold. */
+#define PART_ROWS                                                                                              \
+    (LOW_REGISTERS_WIDE || WARP_ROWS == 16 || ORDERED_DBIAS || (KEY_TILES == 2 && LOW_REGISTERS_FEATURES) ? 16 \
+     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                                                 ? 32 \
+                                                                                                          : WARP_ROWS)
 #define ROW_TILES     (PART_ROWS / 8)
-#define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
-#define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
+#define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / WARPS_PER_KEY_GROUP : HEAD_DIM) /* of dK and dV that a warp sums */
+#define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / WARPS_PER_KEY_GROUP : HEAD_DIM_V)
 /* dQ: tiles of 16 rows that a warp makes; groups of them; warps that make the same, each every DQ_SHARE-th 16 columns.
  */
 #define DQ_TILES   (KEY_TILES == 2 && HEAD_DIM % (WARPS * 512 / SUB_ROWS) == 0 ? 2 : 1)
 #define DQ_GROUPS  (SUB_ROWS / 16 / DQ_TILES)
 #define DQ_SHARE   (WARPS / DQ_GROUPS)
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
-#define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
+#define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || LOW_REGISTERS_WIDE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
-#define DQ_EARLY (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
-#define KEY_BIAS (BIAS && !BIAS_ROWS)
-#define BARE     (SCORES_BARE && !MASK && !INTERVALS && !ROW_RUNS && !UNEVEN && !DETERMINISTIC)
-/* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
- */
-#define TWO_BODIES (HALF_BLOCK && BARE)
-#define READS \
-    (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
+#define DQ_EARLY    (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
+#define KEY_BIAS    (BIAS && !BIAS_ROWS)
+#define NO_FEATURES (SCORES_BARE && !MASK && !INTERVALS && !ROW_RUNS && !UNEVEN && !DETERMINISTIC)
+/* Full sub-tiles take a path without tests of pairs: measured 4 % faster with half blocks, 2 % slower where registers
+ * are scarcer. */
+#define FULL_TILE_PATH (HALF_BLOCK && NO_FEATURES)
+/* Of right operands at a time: two measured 1 % faster, where registers allow. */
+#define READS (LOW_REGISTERS_FEATURES || LOW_REGISTERS_WIDE ? 1 : 2)
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (WIDE_SCORES && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)

@@ -65,10 +65,10 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
             const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + carried.ds_buffer;
             if (DS_BUFFERS == 2)
                 carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
-            if (TWO_BODIES && !partial)
+            if (FULL_TILE_PATH && !partial)
                 add_own(carried.sums, on, {stage, staged, row, sub, false, sub > begin});
             else
-                add_own(carried.sums, on, {stage, staged, row, sub, TWO_BODIES || partial, sub > begin});
+                add_own(carried.sums, on, {stage, staged, row, sub, FULL_TILE_PATH || partial, sub > begin});
             __syncthreads();
             if (DETERMINISTIC)
                 release_before(carried.unreleased, a, at, h, row + sub);

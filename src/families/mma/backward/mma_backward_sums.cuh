@@ -92,17 +92,17 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
             ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n) + SCORES_BYTES);
-        add_product<SHARE>(sums.dv, left, dout, n * 16);
+        add_product<WARPS_PER_KEY_GROUP>(sums.dv, left, dout, n * 16);
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
             ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n));
-        add_product<SHARE>(sums.dk, left, q, n * 16);
+        add_product<WARPS_PER_KEY_GROUP>(sums.dk, left, q, n * 16);
     }
 }
 __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                            uint32_t staged, int sub) {
 #pragma unroll
-    for (int other = 1; other < SHARE; other++)
+    for (int other = 1; other < WARPS_PER_KEY_GROUP; other++)
         add_others_rows(sums, tiles, stage, staged, sub, other);
 }
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, i
     const struct place &at = on.at;
     const struct tiles &tiles = on.tiles;
     float *dq = find_head(a, at, on.h).dq + (int64_t)row * HEAD_DIM;
-    const int lane = SCARCE && !RING ? fresh_lane() : threadIdx.x % 32;
+    const int lane = LOW_REGISTERS_WIDE && !RING ? fresh_lane() : threadIdx.x % 32;
     const int warp = tiles.self.warp, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
     float *to = dq + (int64_t)(sub_row + group * 16 * DQ_TILES) * HEAD_DIM + share * 256 +
                 first_pass * (DQ_STEP * DQ_SHARE * 16);
@@ -155,12 +155,12 @@ __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, i
 
 /* Adds the sums of warps with the same keys in the first of them. */
 template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[tiles][4], float *shared) {
-    if (SHARE == 1 || BY_COLUMNS)
+    if (WARPS_PER_KEY_GROUP == 1 || BY_COLUMNS)
         return;
     const int warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     float *mine = shared + (warp % KEY_WARPS) * tiles * 128 + threadIdx.x % 32 * 4;
 #pragma unroll 1
-    for (int s = 1; s < SHARE; s++) {
+    for (int s = 1; s < WARPS_PER_KEY_GROUP; s++) {
         __syncthreads();
         if (share == s)
 #pragma unroll
@@ -225,7 +225,7 @@ __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][
 #pragma unroll
             for (int n = 0; n < tiles; n++)
                 *(float2 *)(to + (begin + key) * columns +
-                            (BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) * 8 + lane % 4 * 2) =
+                            (BY_COLUMNS ? n / 2 * 2 * WARPS_PER_KEY_GROUP + share * 2 + n % 2 : n) * 8 + lane % 4 * 2) =
                     make_float2(sum[j / 2][n][j % 2 * 2], sum[j / 2][n][j % 2 * 2 + 1]);
     }
 }
@@ -243,8 +243,9 @@ __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][
 #pragma unroll
             for (int j = 0; j < 2 * KEY_TILES; j++)
                 st_shared_4(tile +
-                                chunk_offset<columns / 8>(warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8,
-                                                          BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) +
+                                chunk_offset<columns / 8>(
+                                    warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8,
+                                    BY_COLUMNS ? n / 2 * 2 * WARPS_PER_KEY_GROUP + share * 2 + n % 2 : n) +
                                 lane % 4 * 4,
                             pack(sum[j / 2][n][j % 2 * 2] * factor, sum[j / 2][n][j % 2 * 2 + 1] * factor));
     __syncthreads();

@@ -135,7 +135,7 @@ static int64_t tile_bytes(const fdm_problem *p, struct tile t) {
     return (int64_t)t.block_n * (padded(p) + padded_v(p)) * element_bytes(p);
 }
 
-/* The fewest stages with which `blocks` of a multiprocessor have so many bytes under way, or as many as there is room
+/* The fewest stages with which `blocks` of a multiprocessor have `bytes` in flight, or as many stages as there is room
  * for. */
 static int32_t stages_for(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks,
                           int64_t bytes) {

@@ -27,7 +27,7 @@
  * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two to eight of
  * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. Rows beyond 128 go
  * to more blocks, which find K and V in the second-level cache. float32 takes three products of tf32 numbers
- * (mma_tf32.cuh); above head dim 128 two warps share the columns of O and the keys' scores (SHARE).
+ * (mma_tf32.cuh); above head dim 128 two warps share the columns of O and the keys' scores (COLUMN_SHARES).
  *
  * Issue slots: few other warps hide a warp's waits, so the instructions of a tile beside its products count. A lane's
  * copies of a whole tile lie in one column, and each takes an address and two additions.
@@ -38,7 +38,7 @@
  * mbarrier of those writes replaces Q.
  *
  * Grid: one dimension, in which splits vary fastest, then blocks of rows, KV heads and batches. Registers: O takes
- * HEAD_DIM_V / 2 / SHARE. */
+ * HEAD_DIM_V / 2 / COLUMN_SHARES. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -58,25 +58,26 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/scores.cuh"
 #include "gpu/unused_rows.cuh"
 
-#define ROWS        (16 * ROW_GROUPS)
-#define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
-#define SHARED      (DTYPE == GPU_FLOAT32 && HEAD_DIM_V > 128) /* SHARE > 1 */
-#define GROUP_WARPS (ROW_GROUPS * SHARE)                       /* warps that work on the same keys */
-#define KEY_GROUPS  (WARPS / GROUP_WARPS)
-#define GROUP_KEYS  (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
-#define WARP_KEYS   (BLOCK_N / WARPS)      /* that it copies */
-#define PART_ROWS   (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
-#define CLUSTER_MAX MMA_DECODE_CLUSTER_MAX(STAGES)
-#define PART_WIDTH  (HEAD_DIM_V + MMA_DECODE_PART_PAD)
-#define STEPS       (GROUP_KEYS / STEP_KEYS)
-#define OUT_TILES   (HEAD_DIM_V / 8 / SHARE)
-#define K_CHUNKS    (HEAD_DIM / CHUNK_ELEMENTS)
-#define V_CHUNKS    (HEAD_DIM_V / CHUNK_ELEMENTS)
-#define Q_BYTES     (ROWS * HEAD_DIM * ELEMENT_BYTES)
-#define K_BYTES     (BLOCK_N * HEAD_DIM * ELEMENT_BYTES)
-#define V_BYTES     (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
-#define RING_BYTES \
-    mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, ROW_GROUPS, WARPS / SHARE, STAGES, MERGE)
+#define ROWS          (16 * ROW_GROUPS)
+#define COLUMN_SHARES mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
+#define SPLIT_COLUMNS (DTYPE == GPU_FLOAT32 && HEAD_DIM_V > 128) /* COLUMN_SHARES > 1 */
+#define GROUP_WARPS   (ROW_GROUPS * COLUMN_SHARES)               /* warps that work on the same keys */
+#define KEY_GROUPS    (WARPS / GROUP_WARPS)
+#define GROUP_KEYS    (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
+#define WARP_KEYS     (BLOCK_N / WARPS)      /* that it copies */
+#define PART_ROWS     (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
+#define CLUSTER_MAX   MMA_DECODE_CLUSTER_MAX(STAGES)
+#define PART_WIDTH    (HEAD_DIM_V + MMA_DECODE_PART_PAD)
+#define STEPS         (GROUP_KEYS / STEP_KEYS)
+#define OUT_TILES     (HEAD_DIM_V / 8 / COLUMN_SHARES)
+#define K_CHUNKS      (HEAD_DIM / CHUNK_ELEMENTS)
+#define V_CHUNKS      (HEAD_DIM_V / CHUNK_ELEMENTS)
+#define Q_BYTES       (ROWS * HEAD_DIM * ELEMENT_BYTES)
+#define K_BYTES       (BLOCK_N * HEAD_DIM * ELEMENT_BYTES)
+#define V_BYTES       (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
+#define RING_BYTES                                                                                                 \
+    mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, ROW_GROUPS, WARPS / COLUMN_SHARES, STAGES, \
+                          MERGE)
 #define ONE_TILE (STAGES == 1)
 #define LISTED   ((MASK || BIAS || INTERVALS || ROW_RUNS) && !ONE_TILE)
 #define PAGED    (CACHE == GPU_CACHE_PAGES)
@@ -85,7 +86,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ROTATES     (APPENDS && ROTARY != APPEND_PLAIN)
 /* The block's coordinates depend on global memory. */
 #define PLACE_IS_READ (VARLEN || SEQUSED || CACHE || ORDERED)
-#define MARKS_OFFSET  (Q_BYTES + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0) + (SHARED ? WARPS * 1024 : 0))
+#define MARKS_OFFSET  (Q_BYTES + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0) + (SPLIT_COLUMNS ? WARPS * 1024 : 0))
 /* Scores are in units of log2 where no bias could make that overflow. */
 #define IN_LOG2 (SCORES_BARE && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (IN_LOG2 ? 1.0f : LOG2_E)
@@ -103,20 +104,21 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCKS_MIN (ONE_TILE ? 2 : MMA_DECODE_WARPS_MAX / WARPS) /* of a multiprocessor */
 
 /* The keys that a warp multiplies with in a step, and those of a lane. Products, maxima and shuffles of a step depend
- * on each other; with more keys more of them are in flight. STEP_MOST is as many as registers hold. */
-#define FEW_KEYS  (DTYPE == GPU_FLOAT32 || BIAS || HEAD_DIM > 128 || HEAD_DIM_V > 128)
-#define STEP_MOST (FEW_KEYS ? 16 : LISTED || SOFTCAP ? 32 : 64)
-#define STEP_KEYS (GROUP_KEYS < STEP_MOST ? GROUP_KEYS : STEP_MOST)
-#define LANE_KEYS (STEP_KEYS / 4)
-#define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
+ * on each other; with more keys more of them are in flight. STEP_MOST is as many as registers hold; float32, a
+ * bias and wide heads leave few. */
+#define LOW_REGISTERS (DTYPE == GPU_FLOAT32 || BIAS || HEAD_DIM > 128 || HEAD_DIM_V > 128)
+#define STEP_MOST     (LOW_REGISTERS ? 16 : LISTED || SOFTCAP ? 32 : 64)
+#define STEP_KEYS     (GROUP_KEYS < STEP_MOST ? GROUP_KEYS : STEP_MOST)
+#define LANE_KEYS     (STEP_KEYS / 4)
+#define ALL_SEEN      (0xffffffffu >> (32 - 2 * LANE_KEYS))
 /* Of the keys that exist, or are listed, rows may see some and not others. */
 #define KEYS_DIFFER \
     (WINDOW || BIAS || ROW_RUNS || TREE || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * GROUP_WARPS == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() adds its bits");
-static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the keys");
-static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
+static_assert(COLUMN_SHARES == (SPLIT_COLUMNS ? 2 : 1), "multiply_eight() takes half of the keys");
+static_assert(COLUMN_SHARES == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "the order comes from a mask, whose keys begin at 0");
 static_assert(SPLIT_RULE <= MMA_PARTS_BY_LENGTH || (SPLIT_RULE % BLOCK_N == 0 && !LISTED), "whole tiles");
 static_assert(!TREE || !(MASK || BIAS || INTERVALS || ROW_RUNS), "keys are found by their number");

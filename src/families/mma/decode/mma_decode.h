@@ -64,7 +64,7 @@ GPU_INLINE int32_t mma_decode_parts(int64_t keys, int64_t rows) {
  * side. */
 #define MMA_DECODE_CLUSTER_MAX(stages) ((stages) == 1 ? 16 : 8)
 
-#define MMA_DECODE_WARPS_MAX 8 /* on a multiprocessor too: so many have 255 registers each */
+#define MMA_DECODE_WARPS_MAX 8 /* on a multiprocessor too: eight have 255 registers each */
 
 /* Warps that share the columns of O, whose sums one could not hold beside both parts of tf32 products. */
 GPU_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) { return float32 && head_dim_v > 128 ? 2 : 1; }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void exchange_scores(float (&s)[1][2][4], const float
 /* Makes the scores of a step's keys from the warp's rows of Q. */
 __device__ __forceinline__ void multiply(float (&s)[1][STEP_KEYS / 8][4], const uint32_t (&)[HEAD_DIM / 16][4],
                                          const struct operands &of) {
-    if (SHARED) {
+    if (SPLIT_COLUMNS) {
         float mine[4] = {};
         multiply_eight(mine, of.q_tile, of.k_tile, of.warp_row, of.key_row + of.share * 8);
         exchange_scores(s, mine, of.places, of.turn);

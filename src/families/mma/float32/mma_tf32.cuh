@@ -23,7 +23,7 @@ __device__ __forceinline__ void split_tf32(uint32_t &big, uint32_t &small, float
 }
 
 /* Rows that one of the warps which share them has marked; of every `groups` warps each has rows of its own. `shared`:
- * a tile that nobody reads once all threads have come. */
+ * a tile that no thread reads once all have come. */
 template <int shares, int groups> __device__ __forceinline__ uint32_t marked_by_any(uint32_t rows, uint32_t shared) {
     if (shares > 1) {
         const int warp = threadIdx.x / 32;

@@ -12,10 +12,10 @@
 
 /* What the scores need besides Q K^T decides how many registers are left. */
 enum scoring {
-    BARE,   /* causal or window at most */
-    LISTED, /* intervals, mask or bias of the key alone: visible keys are listed and gathered */
-    ROWS,   /* a mask or a bias with rows, copied to shared memory beside the keys */
-    MIXED /* everything else: softcap, a scale that is not positive, both kinds, rows or tensors that are not aligned */
+    NO_MASK_OR_BIAS,   /* causal or window at most */
+    LISTED_KEYS,       /* intervals, mask or bias of the key alone: visible keys are listed and gathered */
+    MASK_OR_BIAS_ROWS, /* a mask or a bias with rows, copied to shared memory beside the keys */
+    ANY_SCORES         /* the rest: softcap, a scale that is not positive, both kinds, unaligned rows or tensors */
 };
 
 /* A row is taken when head dims, scoring, length and device fit it; the first that fits is chosen. Registers of O and S
@@ -41,7 +41,7 @@ struct tile {
 };
 static const struct tile tiles[] = {
     {.takes = {.head_dim_max = 64,
-               .scoring = BARE,
+               .scoring = NO_MASK_OR_BIAS,
                .exact = 1,
                .windowed = 0,
                .extras_max = 0,
@@ -51,7 +51,7 @@ static const struct tile tiles[] = {
          {.warps = 4, .row_tiles = 2, .block_n = 128, .stages = 2, .blocks = 2, .q_in_registers = 1, .optimistic = 1},
      .reason = "the longest step without a spill; 5 % faster than 64 keys"},
     {.takes = {.head_dim_max = 64,
-               .scoring = BARE,
+               .scoring = NO_MASK_OR_BIAS,
                .exact = 1,
                .windowed = 2,
                .extras_max = 0,
@@ -61,69 +61,73 @@ static const struct tile tiles[] = {
      .shape =
          {.warps = 4, .row_tiles = 2, .block_n = 96, .stages = 2, .blocks = 2, .q_in_registers = 1, .optimistic = 1},
      .reason = "the longest step without a spill; 5 % faster than 64 keys"},
-    {.takes = {.head_dim_max = 64, .scoring = BARE, .windowed = 1, .extras_max = 1},
+    {.takes = {.head_dim_max = 64, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1},
      .shape =
          {.warps = 4, .row_tiles = 2, .block_n = 64, .stages = 2, .blocks = 2, .q_in_registers = 1, .optimistic = 1},
      .reason = "short rows waste less of the diagonal; 6 % faster than 96 keys"},
-    {.takes = {.head_dim_max = 128, .scoring = BARE, .windowed = 1, .extras_max = 0, .arch_max = 90},
+    {.takes = {.head_dim_max = 128, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 0, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 64, .stages = 2, .blocks = 2, .optimistic = 1},
      .reason = "32 rows a warp: a fragment of K or V feeds two products"},
-    {.takes = {.head_dim_max = 128, .scoring = BARE, .windowed = 1, .extras_max = 1, .arch_max = 90},
+    {.takes = {.head_dim_max = 128, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 48, .stages = 2, .blocks = 2, .optimistic = 1},
      .reason = "32 rows a warp, and registers for packed sequences"},
-    {.takes = {.head_dim_max = 128, .scoring = BARE, .windowed = 1, .extras_max = 1},
+    {.takes = {.head_dim_max = 128, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 32, .stages = 2, .blocks = 1, .optimistic = 1},
      .reason = "fits 99 KB"},
-    {.takes = {.head_dim_max = 256, .scoring = BARE, .windowed = 1, .extras_max = 1, .arch_max = 90},
+    {.takes = {.head_dim_max = 256, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1, .arch_max = 90},
      .shape = {.warps = 8, .row_tiles = 1, .block_n = 64, .stages = 2, .blocks = 1},
      .reason = "32 rows a warp would need 256 registers for O alone"},
-    {.takes = {.head_dim_max = 256, .scoring = BARE, .windowed = 1, .extras_max = 1, .arch_max = 90},
+    {.takes = {.head_dim_max = 256, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1, .arch_max = 90},
      .shape = {.warps = 8, .row_tiles = 1, .block_n = 32, .stages = 2, .blocks = 1},
      .reason = "fits 163 KB"},
-    {.takes = {.head_dim_max = 192, .scoring = BARE, .windowed = 1, .extras_max = 1},
+    {.takes = {.head_dim_max = 192, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1},
      .shape = {.warps = 8, .row_tiles = 1, .block_n = 32, .stages = 2, .blocks = 1},
      .reason = "fits 163 KB, and 10.0 has no spill"},
-    {.takes = {.head_dim_max = 256, .scoring = BARE, .windowed = 1, .extras_max = 0},
+    {.takes = {.head_dim_max = 256, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 0},
      .shape = {.warps = 8, .row_tiles = 1, .block_n = 32, .stages = 2, .blocks = 1},
      .reason = "10.0 has no spill without packed sequences and lengths on the device"},
-    {.takes = {.head_dim_max = 256, .scoring = BARE, .windowed = 1, .extras_max = 1, .arch_max = 90},
+    {.takes = {.head_dim_max = 256, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 32, .stages = 2, .blocks = 1},
      .reason = "fits 99 KB"},
-    {.takes = {.head_dim_max = 256, .scoring = BARE, .windowed = 1, .extras_max = 1},
+    {.takes = {.head_dim_max = 256, .scoring = NO_MASK_OR_BIAS, .windowed = 1, .extras_max = 1},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 1},
      .reason = "fits 99 KB, and 10.0 and 12.0 have no spill"},
-    {.takes = {.head_dim_max = 64, .scoring = LISTED, .windowed = 1, .extras_max = 5},
+    {.takes = {.head_dim_max = 64, .scoring = LISTED_KEYS, .windowed = 1, .extras_max = 5},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 64, .stages = 2, .blocks = 2, .optimistic = 1},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 128, .scoring = LISTED, .exact = 2, .windowed = 1, .extras_max = 1, .arch_max = 90},
+    {.takes = {.head_dim_max = 128, .scoring = LISTED_KEYS, .exact = 2, .windowed = 1, .extras_max = 1, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 32, .stages = 2, .blocks = 2},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 128, .scoring = LISTED, .windowed = 1, .extras_max = 5},
+    {.takes = {.head_dim_max = 128, .scoring = LISTED_KEYS, .windowed = 1, .extras_max = 5},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 16, .stages = 2, .blocks = 2},
      .reason = "the longest step without a spill"},
-    {.takes =
-         {.head_dim_max = 64, .scoring = ROWS, .windowed = 1, .extras_max = 3, .arch_max = 90, .cache_arch_max = -1},
+    {.takes = {.head_dim_max = 64,
+               .scoring = MASK_OR_BIAS_ROWS,
+               .windowed = 1,
+               .extras_max = 3,
+               .arch_max = 90,
+               .cache_arch_max = -1},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 64, .stages = 2, .blocks = 2, .optimistic = 1},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 64, .scoring = ROWS, .windowed = 1, .extras_max = 3},
+    {.takes = {.head_dim_max = 64, .scoring = MASK_OR_BIAS_ROWS, .windowed = 1, .extras_max = 3},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 32, .stages = 2, .blocks = 2, .optimistic = 1},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 128, .scoring = ROWS, .windowed = 0, .extras_max = 3},
+    {.takes = {.head_dim_max = 128, .scoring = MASK_OR_BIAS_ROWS, .windowed = 0, .extras_max = 3},
      .shape = {.warps = 4, .row_tiles = 2, .block_n = 32, .stages = 2, .blocks = 2},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 5, .arch_max = 90},
+    {.takes = {.head_dim_max = 128, .scoring = ANY_SCORES, .windowed = 1, .extras_max = 5, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 64, .stages = 2, .blocks = 2},
      .reason = "16 rows a warp leave registers for mask, bias and softcap"},
-    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 7, .arch_max = 90},
+    {.takes = {.head_dim_max = 128, .scoring = ANY_SCORES, .windowed = 1, .extras_max = 7, .arch_max = 90},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 32, .stages = 2, .blocks = 2},
      .reason = "fits 99 KB"},
-    {.takes = {.head_dim_max = 128, .scoring = MIXED, .windowed = 1, .extras_max = 7},
+    {.takes = {.head_dim_max = 128, .scoring = ANY_SCORES, .windowed = 1, .extras_max = 7},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 2},
      .reason = "fits 99 KB"},
-    {.takes = {.head_dim_max = 256, .scoring = MIXED, .windowed = 1, .extras_max = 7, .arch_max = 90},
+    {.takes = {.head_dim_max = 256, .scoring = ANY_SCORES, .windowed = 1, .extras_max = 7, .arch_max = 90},
      .shape = {.warps = 8, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 1},
      .reason = "the longest step without a spill"},
-    {.takes = {.head_dim_max = 256, .scoring = MIXED, .windowed = 1, .extras_max = 7},
+    {.takes = {.head_dim_max = 256, .scoring = ANY_SCORES, .windowed = 1, .extras_max = 7},
      .shape = {.warps = 4, .row_tiles = 1, .block_n = 16, .stages = 2, .blocks = 1},
      .reason = "fits 99 KB"},
 };
@@ -142,12 +146,11 @@ static enum scoring scoring_of(const fdm_problem *p) {
     const int rows = gpu_mask_rows(p) + gpu_bias_rows(p);
     if (p->softcap > 0 || gpu_row_runs(p) || (float)p->softmax_scale <= 0 || !p->aligned || rows > 1 ||
         (rows && (gpu_lists_keys(p) || !p->scores_aligned)))
-        return MIXED;
-    return rows ? ROWS : gpu_lists_keys(p) ? LISTED : BARE;
+        return ANY_SCORES;
+    return rows ? MASK_OR_BIAS_ROWS : gpu_lists_keys(p) ? LISTED_KEYS : NO_MASK_OR_BIAS;
 }
 
-/* A problem whose bits are to be those of others has the tile of the one that asks most: a packed one on a cache in
- * pages. */
+/* Under invariance, every problem takes the tile of the one that needs most: a packed problem on a cache in pages. */
 static int is_cached(const fdm_problem *p) { return p->has_cache || p->invariance; }
 static int is_paged(const fdm_problem *p) { return gpu_cache_constant(p) == GPU_CACHE_PAGES || p->invariance; }
 
@@ -179,7 +182,7 @@ static int fits(int32_t tile, const fdm_device *device, const fdm_problem *p) {
     const int dims = t->takes.exact ? d == t->takes.head_dim_max && dv == t->takes.head_dim_max
                                     : d <= t->takes.head_dim_max && dv <= t->takes.head_dim_max;
     /* a tile for everything takes what a tile for less would take, where that does not fit the device */
-    const int scored = t->takes.scoring == scoring_of(p) || t->takes.scoring == MIXED;
+    const int scored = t->takes.scoring == scoring_of(p) || t->takes.scoring == ANY_SCORES;
     const int32_t own = device->compute_major * 10 + device->compute_minor;
     const int arch = (!t->takes.arch_max || own <= t->takes.arch_max) &&
                      (!is_cached(p) || !t->takes.cache_arch_max || own <= t->takes.cache_arch_max);
@@ -266,7 +269,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->threads = 32 * t->shape.warps;
     /* Compiled for 10.0, steps of 32 keys with causal or window put up to 76 bytes aside. Another family takes these
      * problems there first (docs/blackwell.md). */
-    if (t->takes.scoring == BARE && t->shape.block_n == 32 && gpu_bounded(p))
+    if (t->takes.scoring == NO_MASK_OR_BIAS && t->shape.block_n == 32 && gpu_bounded(p))
         request->spill_bytes_max = 80;
     /* Compiled for 8.0 and 9.0, a mask with rows spills up to 168 bytes beside a block mask and 88 beside a sink, and a
      * wider V than Q 20. */

@@ -16,7 +16,7 @@ enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
 struct tile {
     struct {
         int32_t head_dim_min, head_dim_max, features_max;
-        int32_t bounded_rows_max; /* 0, or: only with causal or window, and at most so many query rows */
+        int32_t bounded_rows_max; /* 0, or: only with causal or window, to this number of query rows */
     } takes;
     struct {
         int32_t warps, block_m, block_n, cluster;

@@ -262,9 +262,8 @@ static int share_kv_fill(const fdm_device *device, const fdm_problem *p, int32_t
     return fill(MMA_SHARE_KV, device, p, n, plan);
 }
 static int share_kv_has_code(const char *code) { return find_code(MMA_SHARE_KV, code) >= 0; }
-const struct gpu_algorithm mma_share_kv_algorithm =
-    TEXTBOOK_KERNEL("mma.split-q+share-kv", "by name: K and V take turns in one place", share_kv_refusal, share_kv_fill,
-                    share_kv_has_code);
+const struct gpu_algorithm mma_share_kv_algorithm = TEXTBOOK_KERNEL(
+    "mma.split-q+share-kv", "by name: K and V share one place", share_kv_refusal, share_kv_fill, share_kv_has_code);
 
 static const char *share_qkv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     return refusal(MMA_SHARE_QKV, device, p, text, size);

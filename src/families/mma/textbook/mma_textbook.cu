@@ -538,6 +538,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     finish_sums(state, statistics);
     cp_async_wait<0>();
-    __syncthreads(); /* nobody reads or fills what is in shared memory any more: the output takes its place */
+    __syncthreads(); /* the output overwrites shared memory, which no thread reads or fills any more */
     store_rows(state, o, at, a, first + threadIdx.x / 32 * MMA_TEXTBOOK_PANEL_BYTES(SWIZZLED));
 }

@@ -11,7 +11,7 @@
 /* ALGORITHM, by what shared memory holds at a time: each holds less than the one before it. */
 #define MMA_SPLIT_KV   0 /* warps split rows and keys; P goes through shared memory */
 #define MMA_SPLIT_Q    1 /* warps split rows; Q, K and V each have a place */
-#define MMA_SHARE_KV   2 /* K and V take turns in one place */
+#define MMA_SHARE_KV   2 /* K and V share one place */
 #define MMA_SHARE_QKV  3 /* and Q was there before them, and is in registers now */
 #define MMA_TILING_QK  4 /* Q and K come in slices of the head dim, V in slices of 16 keys */
 #define MMA_TILING_QKV 5 /* V comes in slices of its head dim too */
