@@ -74,10 +74,10 @@ static int shares_scores(const fdm_problem *p) {
     return (gpu_mask_rows(p) && p->mask_shape[1] < p->heads) || (gpu_bias_rows(p) && p->bias_shape[1] < p->heads);
 }
 
-/* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns, row block by row block,
- * where a window makes blocks unequal (the longest go first) and where heads read the same mask or bias; else one head
- * after the other is best. L2 groups are equally large: a last one of a few heads would begin its longest blocks when
- * the others have nothing left to do. */
+/* Heads whose keys and values fit together in most of a second-level cache of 50 MB are interleaved, row block by row
+ * block, where a window makes blocks unequal (the longest go first) and where heads read the same mask or bias; else
+ * one head after the other is best. L2 groups are equally large: a last one of a few heads would begin its longest
+ * blocks when the others have nothing left to do. */
 static int32_t heads_per_l2_group(const fdm_problem *p) {
     enum { CACHE_BYTES = 32 << 20 };
     const int64_t head_bytes = p->seqlen_k * (p->head_dim + p->head_dim_v) * 2, heads = p->batch * p->heads;

@@ -29,7 +29,7 @@ struct gpu_backward_needs {
                                      mask's alone */
     int32_t seeks_keys;           /* 1: blocks of rows look at each key, but where a tile plan hides it
                                      (tile_plan_add_of_keys()) */
-    int32_t early;                /* 1: the family's kernel and those after are launched behind beginnings (9.0) */
+    int32_t early;                /* 1: the family's kernel and those after use programmatic dependent launch (9.0) */
     float lse_factor;             /* lse is kept times this */
 };
 

@@ -231,7 +231,7 @@ int gpu_family_variant(const struct family *family, const struct plan_request *r
     name_plan(family, index, plan);
     if (fill(a, request->device, request->problem, number, plan))
         return 1;
-    if (number > 0 && fill(a, request->device, request->problem, 0, plan)) /* there is a way, though not so many */
+    if (number > 0 && fill(a, request->device, request->problem, 0, plan)) /* there are variants, but fewer */
         return 0;
     return *plan->reason ? family_refuse(refusals, NULL, plan->reason) : 0;
 }

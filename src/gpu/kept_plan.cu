@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(32 * MASK_PLAN_WARPS)
     }
 }
 
-/* The byte of a tile of `rows` tiles of the plan's rows from the first one on, and keys of so many. */
+/* The byte of tile number `tile`: a.block_n keys by `rows` tiles of the plan's rows from the first one on. */
 __device__ __forceinline__ uint8_t kind_of(const struct plan_blocks_params &a, int64_t first, int rows, int tile) {
     const int64_t key = (int64_t)tile * a.block_n;
     const int first_key = (int)(key / TILE_PLAN_TILE);

@@ -136,7 +136,7 @@ void tile_plan_add(struct gpu_launches *l, const struct gpu_forward_params *a, s
 
 /* ---- for kernels that look at each key ---- */
 
-/* From so many keys on a look at each, 2 clocks in `hopper.gather`, takes a block longer than the plan takes (5 us). */
+/* From this number of keys on, to test each (2 clocks in `hopper.gather`) takes a block longer than a plan (5 us). */
 enum { MANY_KEYS = 8192 };
 
 static int hides_keys(const fdm_problem *p) {
