@@ -224,7 +224,7 @@ static int check_pair(const struct request *r, enum role first) {
 
 static int64_t blocks_of(int64_t length, int64_t size) { return (length + size - 1) / size; }
 
-/* 64 or 128: the size of blocks that gives a block mask its extents beside so many rows and keys; 0: none does. */
+/* 64 or 128: the size of blocks that gives a block mask its extents beside these rows and keys; 0: none does. */
 static int64_t block_size(const struct file_tensor *blocks, int64_t rows, int64_t keys) {
     for (int64_t size = 64; size <= 128; size *= 2)
         if (blocks->shape[2] == blocks_of(rows, size) && blocks->shape[3] == blocks_of(keys, size))

@@ -13,7 +13,7 @@ enum {
     BALANCED_BLOCKS = 1024, /* of a balanced layout that is tried unasked, at most */
     ROWS_PRINTED = 16
 };
-/* Doubling the ranks pays while it makes the call so many times as fast. */
+/* Doubling the ranks pays while it makes the call this many times as fast. */
 static const double pays = 1.25;
 
 /* The mask of the problem, and where its documents begin. */

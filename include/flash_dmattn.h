@@ -332,7 +332,7 @@ typedef struct fdm_options {
     int64_t window_left;       /* -1 = unbounded, >= 0: j >= i + Sk - Sq - left */
     int64_t window_right;      /* -1 = unbounded, >= 0: j <= i + Sk - Sq + right */
     int64_t max_seqlen_q;      /* varlen: an upper bound on every sequence's rows; 0 = found from cu_seqlens */
-    int64_t max_seqlen_k;      /* the same of keys; with a cache at most so many count, 0 = its room */
+    int64_t max_seqlen_k;      /* the same of keys; with a cache at most these count, 0 = its room */
     int32_t num_threads;       /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
     const char *kernel;        /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
     const char *family;        /* force a family ("cpu", "reference"); NULL = chosen */
@@ -346,7 +346,7 @@ typedef struct fdm_options {
      * A kernel that cannot have them refuses. */
     int64_t invariance; /* fdm_invariance */
     int64_t num_splits; /* 1: keys are not split; n: into n parts of equal numbers of tiles; 0 = planned */
-    int64_t split_keys; /* a multiple of 64: a part has so many keys; 0 = planned. Only one of the two is given */
+    int64_t split_keys; /* keys of a part, a multiple of 64; 0 = planned. Only one of the two is given */
 } fdm_options;
 
 /* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
@@ -822,8 +822,8 @@ FDM_API fdm_status fdm_blocks_from_lists(const fdm_tensor *counts, const fdm_ten
  *
  * An attention_mask [B|1, n] is of the newest n keys; older keys are visible. A key that is not visible, or whose bias
  * is NaN, has the bias min_value (rounded to the bias' dtype); keys of that bias are never kept. block_size above 1: a
- * block of so many keys is kept whole where more than half of it is, else dropped whole, whatever attention_mask hides.
- * One kernel on CUDA devices; on the CPU 8 bytes a key are allocated. */
+ * block of block_size keys is kept whole where more than half of it is, else dropped whole, whatever attention_mask
+ * hides. One kernel on CUDA devices; on the CPU 8 bytes a key are allocated. */
 FDM_API fdm_status fdm_create_mask(const fdm_tensor *bias, const fdm_tensor *attention_mask, int64_t window,
                                    double min_value, int64_t block_size, fdm_tensor *mask, void *stream);
 
@@ -1340,7 +1340,7 @@ FDM_API fdm_status fdm_agree(const fdm_ranks_plan *plan, fdm_communicator *commu
 FDM_API fdm_status fdm_execute_ranks(const fdm_ranks_plan *plan, const fdm_tensors *tensors, void *workspace,
                                      size_t workspace_bytes, fdm_communicator *communicator, const fdm_launch *launch);
 
-/* Waits for the stream's work, at most so many milliseconds, while the communicator is asked whether peers are well.
+/* Waits for the stream's work, at most `milliseconds`, while the communicator is asked whether peers are well.
  * FDM_ERROR_REMOTE: one failed or was late; the communicator is ended by its abort(). */
 FDM_API fdm_status fdm_wait(fdm_communicator *communicator, fdm_device_id device, void *stream, int64_t milliseconds);
 

@@ -62,8 +62,8 @@ static inline int is_broken(enum field_rule rule, const void *planned, const voi
     return !struct_is_zero(planned, bytes) && struct_is_zero(now, bytes);
 }
 
-/* Everything a kernel's choice and workspace depend on must be as planned; where tensors lie may only be better. What
- * it is better by stays unused: fdm_prepare() has made the plan's kernels ready, and no others. */
+/* Everything a kernel's choice and workspace depend on must be as planned; alignment may exceed the plan's,
+ * never fall below it. What exceeds stays unused: fdm_prepare() has made the plan's kernels ready, and no others. */
 static fdm_status check_same_problem(const fdm_plan *plan, fdm_problem *now) {
     const fdm_problem *p = &plan->problem;
     if (memcmp(p, now, sizeof *p) == 0) /* it has no padding; most calls are just the plan's */

@@ -170,7 +170,7 @@ def flash_dmattn_with_kvcache_func(
         cache_leftpad: int32 [B]: keys before it are not visible. Default None: 0.
         cu_seqlens_q: int32 [B + 1]: query is packed, as in flash_dmattn_varlen_func. Default None.
         max_seqlen_q: a bound of the packed sequences' rows; default 0: found from cu_seqlens_q, on the CPU alone.
-        max_seqlen_k: at most so many keys of a sequence count; default 0: as many as there is room for.
+        max_seqlen_k: the most keys of a sequence that count; default 0: as many as there is room for.
         cu_seqlens_new: int32 [B + 1], of packed key and value. Default None.
         rotary: (cos, sin), each [positions, R / 2] in query's dtype or float32: query and key turn by rotary embeddings
             of their first R dims. Row t of key turns by position cache_seqlens + t, row i of query by cache_seqlens + i
@@ -194,9 +194,9 @@ def flash_dmattn_with_kvcache_func(
             sequence, not on the batch, on lengths of others, pages and bounds; rows of calls with many rows
             (max_seqlen_q * H / Hkv above 64, on the CPU 16) and with few are computed in two ways. 2: on the keys that
             it sees, not on how rows are cut into calls; slower for few rows.
-        num_splits: keys are split into so many parts; 1: they are not. Default 0: as planned. No kernel for many rows
+        num_splits: the parts that keys are split into; 1: they are not. Default 0: as planned. No kernel for many rows
             takes more than 1.
-        split_keys: a part has so many keys, a multiple of 64; default 0: as planned. At most one of the two.
+        split_keys: the keys of a part, a multiple of 64; default 0: as planned. At most one of the two.
 
     Returns:
         out [B, Sq, H, Dv] or [total_q, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] or [H, total_q]. Rows that see

@@ -288,7 +288,7 @@ _NAMES = tuple(field.argument for field in INPUTS)
 
 
 def _check_kinds(tensors: Sequence[Any], axes: int) -> None:
-    """query, key and value are tensors of so many axes, or a sentence."""
+    """Raises a sentence unless query, key and value are tensors with `axes` axes."""
     for tensor, name in zip(tensors, _NAMES):
         if not isinstance(tensor, Tensor):
             raise TypeError(

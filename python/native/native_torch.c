@@ -450,7 +450,7 @@ static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count) {
     return tuple;
 }
 
-/* out, or a tuple of so many results. */
+/* out, or a tuple of the results. */
 static PyObject *results(PyObject **objects, int wanted) {
     PyObject *result = wanted == 1 ? Py_NewRef(objects[ARG_OUT]) : tuple_of(objects + ARG_OUT, wanted);
     clear(objects + ARG_OUT, NUM_RESULTS);
@@ -557,7 +557,7 @@ PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_
 
 /* ---- operators -------------------------------------------------------------------------------------------------- */
 
-/* operator_forward(*inputs, settings, number of results) -> so many of out, lse, lse_low */
+/* operator_forward(*inputs, settings, number of results) -> the first of out, lse, lse_low */
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     PyObject *objects[NUM_TENSORS];
     if (native_expect(count, NUM_INPUTS + 2))

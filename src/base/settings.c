@@ -132,7 +132,7 @@ fdm_status setting_read_number(enum setting setting, int64_t *number) {
     return status;
 }
 
-/* ---- what nobody reads ---- */
+/* ---- unknown variables ---- */
 
 static int is_setting(const char *variable) {
     const size_t length = strcspn(variable, "=");

@@ -79,7 +79,7 @@ struct family {
     const char *name;
     int32_t device_type; /* FDM_CPU or FDM_CUDA: where its tensors live */
     int32_t num_kernels;
-    const void *list; /* the family's own */
+    const void *list; /* opaque to plan; the family alone reads it */
     const struct kernel_info *(*kernel)(const struct family *family, int32_t index);
     /* The names of what a kernel's plans hold in fdm_plan.parameters: PLAN_PARAMETERS(LIST). NULL: they hold nothing.
      */

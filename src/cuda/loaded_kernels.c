@@ -58,8 +58,8 @@ static const struct cuda_kernel *find_loaded(int32_t device, const struct cuda_k
 
 /* ---- kernels that are missing ----
  *
- * Machine code that is being looked for or compiled is work in flight: whoever needs the same code waits for it, on
- * whatever device, and nobody waits for other work. Its owner finishes what it owns before it waits for others. */
+ * Machine code that is being looked for or compiled is work in flight: a thread that needs the same code waits for it,
+ * on whatever device, and for no other work. Its owner finishes what it owns before it waits for others. */
 
 enum { COMPILE_STACK_BYTES = 16 << 20 }; /* a compiler recurses; callers' own threads may be small */
 
@@ -196,7 +196,7 @@ static struct work *join_work(const struct cuda_driver *driver, const char *arch
     return work;
 }
 
-/* What failed is nobody's any more: the next call tries again. */
+/* What failed has no owner any more: the next call tries again. */
 static void leave_work(struct work *work) {
     pthread_mutex_lock(&lock);
     const int32_t users = --work->users;

@@ -59,8 +59,8 @@ static fdm_status check_tile(const struct cuda_tensor_layout *t) {
     return FDM_OK;
 }
 
-/* Bytes from one index of axis i to the next. Of an axis of extent 1 nobody takes the step, and callers say 0; a driver
- * that refuses that is told what a contiguous tensor would have. */
+/* Bytes from one index of axis i to the next. No load takes the step of an axis of extent 1, and callers say 0; a
+ * driver that refuses that is told what a contiguous tensor would have. */
 static unsigned long long stride_of(const struct cuda_tensor_layout *t, int32_t i) {
     const int64_t limit = 1ll << 40, extent = t->extents[i - 1];
     const int64_t before = i > 1 ? t->stride_bytes[i - 1] : types[t->type].bytes;

@@ -51,7 +51,7 @@ static void try_gather(const struct scene *scene, const struct loads *l, struct 
 
 /* ---- heads for rows ---- */
 
-/* Bytes that a rank with so many of its group's rows gets when heads are exchanged and when results come back. */
+/* Bytes that a rank with `rows` of its group's rows gets when heads are exchanged and when results come back. */
 struct swapped {
     double in, back;
 };

@@ -32,9 +32,9 @@ void loads_release(struct loads *loads);
 
 /* Sets scene->pair_seconds and returns the seconds of the whole problem on one device, 0 with *status. */
 double work_of_one(struct scene *scene, int64_t pairs, fdm_status *status);
-/* Of a rank's rows and so many KV heads. */
+/* Of a rank's rows and heads_kv KV heads. */
 double work_of_rank(const struct scene *scene, const struct loads *loads, int32_t rank, int64_t heads_kv);
-/* The problem of one of so many ranks that exchange heads. */
+/* The problem of one of `ranks` ranks that exchange heads. */
 fdm_problem problem_of_heads(const fdm_problem *problem, int64_t ranks);
 /* Of all rows and the heads of such a rank. */
 double work_of_heads(const struct scene *scene, int64_t ranks, int64_t pairs);

@@ -54,7 +54,7 @@ double work_of_one(struct scene *scene, int64_t pairs, fdm_status *status) {
     return seconds;
 }
 
-/* A call on rows a..b-1 and the keys that causal mask and window leave them, of so many KV heads; 0: ask for pairs. */
+/* A call of heads_kv KV heads on `rows` and the keys that causal mask and window leave them; 0: ask for pairs. */
 static double work_of_range(const struct scene *scene, fdm_range rows, int64_t heads_kv) {
     fdm_problem p = *scene->problem;
     const fdm_range keys = rank_mask_span(scene->mask, rows);

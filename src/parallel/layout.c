@@ -74,7 +74,7 @@ static void give(struct parts *p, int32_t rank, int64_t first, int64_t end) {
     p->out_of_memory |= !range_list_add(&p->ranks[rank], first, end);
 }
 
-/* Where chunk i of so many begins, of nearly equal chunks that begin at multiples of block; i = count: the end. */
+/* Where chunk i of `count` begins, of nearly equal chunks that begin at multiples of block; i = count: the end. */
 static int64_t edge(int64_t total, int64_t count, int64_t block, int64_t i) {
     const int64_t blocks = (total + block - 1) / block, at = blocks * i / count * block;
     return at < total ? at : total;

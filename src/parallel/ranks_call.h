@@ -41,8 +41,8 @@ struct part part_of_matrix(const fdm_tensor *tensor); /* [B, rows, heads, D] */
 struct part part_of_rows(const fdm_tensor *tensor);   /* [B, heads, rows] */
 struct part part_of_keys(const fdm_tensor *tensor);   /* [B|1, h|1, 1, keys] */
 
-/* Query or KV heads that travel together: KV heads first .. first + count - 1. by_peer above 0: so many ranks in a row
- * have a share each of `share` KV heads: those are the first one's, and of each other they are so many further. */
+/* Query or KV heads that travel together: KV heads first .. first + count - 1. by_peer above 0: each of by_peer ranks
+ * in a row has `share` KV heads; these heads are the first rank's, and each next rank's lie `share` further. */
 struct heads {
     int64_t first, count;
     int32_t by_peer;
@@ -78,13 +78,13 @@ void travel_add(struct ranks_call *call, const struct travel *travel, const char
 /* Sums into a part of the given dtype. */
 void part_store(struct ranks_call *call, const struct part *to, fdm_dtype dtype, fdm_range heads, int64_t rows,
                 char *sums, fdm_dtype sums_dtype);
-/* A part of the sums' dtype, which are added to; of all that is in it, so many rows. */
+/* Adds the first `rows` rows of a part to sums of the same dtype. */
 void part_add(struct ranks_call *call, const struct part *from, fdm_range heads, int64_t rows, char *sums,
               fdm_dtype dtype);
 
 /* Rows of a 16-bit part, all heads, as float32 [rows][batches][heads][width]. */
 void part_widen(struct ranks_call *call, const struct part *from, fdm_dtype dtype, int64_t rows, char *to);
-/* Those rows of two buffers of so many bytes a row: sums += parts. */
+/* Those rows of two buffers of row_bytes bytes a row: sums += parts. */
 void packed_add(struct ranks_call *call, char *sums, const char *parts, fdm_range rows, int64_t row_bytes,
                 fdm_dtype dtype);
 
@@ -125,7 +125,7 @@ void view_intervals(struct view views[2], const struct ranks_call *call, const s
                     fdm_tensors *tensors);
 /* The heads of [H] or [n, H]. */
 fdm_tensor *view_sink(struct view *view, const fdm_tensor *tensor, fdm_range heads);
-/* Heads of a tensor with so many, which belong to KV heads. */
+/* Those of a tensor's `heads` heads that belong to KV heads. */
 fdm_range heads_of(int64_t heads, fdm_range heads_kv, int64_t all_kv);
 /* One call of attention. When counting: how much workspace it takes. */
 fdm_status call_attention(struct ranks_call *call, const fdm_tensors *tensors, const struct piece *piece,

@@ -90,7 +90,7 @@ fdm_status pieces_make(struct pieces *pieces, const fdm_rank_mask *mask, const f
                        const struct range_list *needed);
 /* One call on all rows and keys. */
 fdm_status pieces_whole(struct pieces *pieces, const fdm_rank_mask *mask);
-/* Their intervals, of so many lists, into the memory of a CUDA device. */
+/* Copies their intervals, of `lists` lists, to the memory of a CUDA device. */
 fdm_status pieces_to_device(struct pieces *pieces, int64_t lists, int32_t device);
 void pieces_release(struct pieces *pieces);
 

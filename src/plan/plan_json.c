@@ -177,7 +177,7 @@ struct parameters {
     char names[FDM_PLAN_PARAMETERS][32];
     int64_t values[FDM_PLAN_PARAMETERS];
 };
-enum { OLD_PLAN_PARAMETERS = 8 }; /* plans once had so many, without names */
+enum { OLD_PLAN_PARAMETERS = 8 }; /* plans once had this number, without names */
 
 static int read_parameters(struct json_reader *r, struct parameters *p) {
     char name[sizeof p->names[0]];

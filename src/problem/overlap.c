@@ -11,7 +11,7 @@ enum {
     TENSORS_MAX = 40,
     TERMS_MAX = 16,
     LOOKS_MAX = 4096
-}; /* beyond so many looks, which no usual layout needs: no overlap is found */
+}; /* beyond LOOKS_MAX looks, which no usual layout needs, no overlap is found */
 
 /* stride * n with low <= n <= high, in bytes; equal strides of both tensors are one term. */
 struct term {

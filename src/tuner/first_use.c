@@ -23,7 +23,7 @@ static void say(const char *key, const fdm_tune_result *result, fdm_status statu
                 result->kept == 1 ? "kept" : "kept by this process alone");
 }
 
-/* An entry of no choices: nothing is known, and nobody tries again. */
+/* An entry of no choices: nothing is known, and no call tries again. */
 static void give_up(const char *key, const char *maker) {
     struct tuning_entry none = {.chosen = -1};
     snprintf(none.key, sizeof none.key, "%s", key);

@@ -61,7 +61,7 @@ struct tune_data {
 };
 
 /* Makes them; `window` is W of the key intervals, which are those of top-W (of packed sequences: of a window), and of
- * row intervals, which together are a causal window of so many keys. Three blocks in four of a block mask are seen.
+ * row intervals, which together are a causal window of W keys. Three blocks in four of a block mask are seen.
  * Lengths within a call and those of a cache fall from all to half of what there is room for. The backward's out and
  * lse are those of a forward. tune_data_release() after failures too. */
 fdm_status tune_data_make(const fdm_device *device, const fdm_problem *problem, int64_t window, struct tune_data *data);

@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_hopper(const __gri
         fence_proxy_async();
     }
     __syncthreads();
-    if (CLUSTER > 1) { /* nobody writes into a block whose barriers are not there */
+    if (CLUSTER > 1) { /* no block writes into another before the other's barriers exist */
         barrier_cluster_arrive();
         barrier_cluster_wait();
     }

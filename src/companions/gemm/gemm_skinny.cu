@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(32 * GEMM_SKINNY_WARPS, 1)
                 now = now + A_BYTES == end ? own : now + A_BYTES;
         }
     cp_async_wait<0>();
-    __syncthreads(); /* nobody reads A any more */
+    __syncthreads(); /* no thread reads A any more */
 
 #pragma unroll
     for (int tile = 0; tile < 4; tile++)

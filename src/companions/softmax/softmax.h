@@ -20,8 +20,9 @@
 #define SOFTMAX_WHOLE    2 /* at once: rows begin at multiples of 16 bytes, and are */
 #define SOFTMAX_FULL     3 /* the same, and softmax_resident's threads all have as many of them as they can */
 
-/* softmax_resident: blocks of so many threads may begin beside the kernel ahead. Of smaller ones there are so many that
- * saying so takes longer than it hides: bf16 rows of 1024 are at 0.80 of a copy with it, 0.99 without (an H200). */
+/* softmax_resident: blocks of at least this number of threads may begin beside the kernel ahead. Of smaller ones a grid
+ * has many, and programmatic dependent launch costs more than it hides: bf16 rows of 1024 are at 0.80 of a copy
+ * with it, 0.99 without (an H200). */
 #define SOFTMAX_EARLY_THREADS 128
 
 #define SOFTMAX_RING_SHARERS 64 /* softmax_ring: threads besides, of two warps */

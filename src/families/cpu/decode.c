@@ -50,7 +50,7 @@ static int64_t padded_rows(int64_t rows, int32_t most) {
     return padded;
 }
 
-/* Chunks that options ask for, of a sequence of so many keys. */
+/* Chunks that options ask for, of a sequence of seqlen_k keys. */
 static int64_t wanted_chunks(const fdm_problem *problem, int64_t seqlen_k) {
     const int64_t chunks =
         problem->num_splits ? problem->num_splits : smaller((seqlen_k + PART_KEYS - 1) / PART_KEYS, PARTS_MAX);
