@@ -146,6 +146,28 @@ static void shared_biases_have_an_order(void **state) {
     assert_int_equal(gpu_dbias_kind(&p), GPU_DBIAS_ROWS);
 }
 
+/* Where a block of half the warps has no ring, a block mask with row intervals and a shared bias' gradient spill. */
+static void half_the_warps_are_too_few_registers(void **state) {
+    (void)state;
+    static const struct {
+        const char *device;
+        int32_t v_in_registers;
+    } cases[] = {{"sm_80", 1}, {"sm_86", 1}, {"sm_89", 1}, {"sm_90", 0}, {"sm_100", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(1, 8, 8, 8192, 64);
+        p.has_bias = p.needs_dbias = 1;
+        p.bias_dtype = p.dtype;
+        p.bias_shape[2] = p.seqlen_q;
+        p.bias_shape[3] = p.seqlen_k;
+        p.has_row_intervals = 1;
+        assert_int_equal(gpu_dbias_constant(&p), GPU_DBIAS_SUMS);
+        if (strcmp(cases[i].device, "sm_86") != 0) /* which has V in registers anyway */
+            assert_int_equal(plan_of(cases[i].device, &p).v_in_registers, 0);
+        p.block_mask_size = 128;
+        assert_int_equal(plan_of(cases[i].device, &p).v_in_registers, cases[i].v_in_registers);
+    }
+}
+
 /* What shared memory is left buys; who brings the rows of a ring. */
 static void rings(void **state) {
     (void)state;
@@ -227,6 +249,7 @@ int main(void) {
         cmocka_unit_test(groups_are_split_where_blocks_are_few),
         cmocka_unit_test(heads_take_turns_where_every_block_walks_from_the_first_row),
         cmocka_unit_test(shared_biases_have_an_order),
+        cmocka_unit_test(half_the_warps_are_too_few_registers),
         cmocka_unit_test(rings),
         cmocka_unit_test(no_packed_sequences),
         cmocka_unit_test(foreign_plans_launch_nothing),

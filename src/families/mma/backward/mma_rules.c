@@ -215,7 +215,16 @@ struct placement {
     int64_t limit;
     int32_t head_dim, head_dim_v, key_words, has_bias;
     int32_t turn_registers; /* that a thread has less for accumulators and V */
+    int32_t fills_half;     /* 1: what the scores need does not fit beside the accumulators of half the warps */
 };
+
+/* Compiled for 8.0, 8.6 and 8.9, a block of half the warps spills up to 508 bytes beside a block mask with row
+ * intervals and the gradient of a shared bias. Devices with more shared memory have a ring, beside which it spills
+ * less. */
+static int fills_half_blocks(const fdm_device *device, const fdm_problem *p) {
+    return device->shared_bytes < KB(200) && p->block_mask_size && p->has_row_intervals &&
+           gpu_dbias_constant(p) == GPU_DBIAS_SUMS;
+}
 
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
     return (struct placement){
@@ -225,6 +234,7 @@ static struct placement place(const fdm_device *device, const fdm_problem *probl
         .key_words = gpu_key_words(problem),
         .has_bias = problem->has_bias,
         .turn_registers = gpu_dbias_in_turns(problem) ? MMA_BACKWARD_TURN_REGISTERS : 0,
+        .fills_half = fills_half_blocks(device, problem),
     };
 }
 
@@ -263,6 +273,12 @@ static int fits(const struct placement *p, const struct mma_backward_choice *c, 
         tell(e, "%dx%d%s needs %d registers a thread for accumulators%s and V, more than %d spill", c->block_m,
              c->block_n, variant_of(c), registers, p->turn_registers ? ", turns for the bias' gradient" : "",
              MMA_BACKWARD_REGISTERS_MAX);
+        return 0;
+    }
+    const int32_t widest = mma_backward_widest(p->head_dim, p->head_dim_v);
+    if (p->fills_half && mma_backward_warps(c->block_n, widest, c->v_in_registers) < MMA_BACKWARD_WARPS) {
+        tell(e, "%dx%d with half the warps spills beside a block mask, row intervals and a shared bias' gradient",
+             c->block_m, c->block_n);
         return 0;
     }
     const int taken = c->shared_bytes <= p->limit;
