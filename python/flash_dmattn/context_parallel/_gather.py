@@ -63,7 +63,7 @@ class Call:
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
 
-# On CUDA devices so many bytes of keys are fetched ahead; of more, the next set alone.
+# The most bytes of keys that are fetched ahead on CUDA devices; of more, the next set alone.
 _AHEAD_BYTES = 1 << 30
 
 

@@ -14,8 +14,8 @@ from ._ranges import Below, Range, Ranges, marked, union
 
 # Keys are fetched in pages: a hole of fewer keys costs more as a message of its own than as bytes.
 PAGE = 16
-# Where keys of a window begin is rounded down to this: kernels walk keys in blocks of at most so many, and a row has
-# the bits of the whole problem where its blocks begin at the same keys.
+# Where keys of a window begin is rounded down to this: kernels walk keys in blocks of at most this size, and a row
+# has the bits of the whole problem where its blocks begin at the same keys.
 KEY_BLOCK = 128
 
 

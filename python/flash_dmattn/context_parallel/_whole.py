@@ -12,7 +12,7 @@ from ._gather import KEYS, OF_ROWS, ROWS
 from ._problem import Problem
 
 _Shape = Tuple[int, ...]
-# Tensors that are only described lie so many bytes apart.
+# Bytes from one tensor that is only described to the next.
 _APART = 1 << 40
 
 
