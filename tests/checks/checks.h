@@ -71,6 +71,15 @@ struct head_facts {
     double worst_baseline, square, count;
 };
 
+/* What masks and biases of a named case hide: one thing that no drawing can miss. */
+enum named_form {
+    HIDES_AS_DRAWN,
+    HIDES_SQUARES,       /* every other one of 64 rows and 64 keys, as on a chessboard */
+    HIDES_KEYS,          /* one of eight, from all rows */
+    HIDES_FROM_ONE_ROW,  /* all keys, from the first row */
+    HIDES_ABOVE_LAST_ROW /* all keys from all rows but the last of 128 */
+};
+
 struct trial {
     uint64_t seed;
     uint64_t random;
@@ -93,9 +102,13 @@ struct trial {
     int many; /* named: all keys are hidden from most heads, or most sequences are empty; not from the first ones, the
                * last ones and those around number 65536 */
     int rest; /* named: rows of no sequence lie before the first one and after the last */
+    enum named_form hides;          /* named: which pairs masks and biases hide; 0: those that are drawn */
+    int keeps_plan;                 /* 1: a call on a device gets a mask plan */
+    int spoils;                     /* 1: what nobody sees holds NaN and inf */
     int64_t apart;                  /* named: axes of so many elements are far; 0: none is */
     int alike;                      /* 1: a bias has q's dtype */
     int shares;                     /* named: heads (1) or batches (2) or both (3) share the bias */
+    int wants_nan;                  /* named: 1: the first query row of a head holds NaN */
     int nan_row, nan_key;           /* 1: a query row, a key that rows may see, holds NaN; 2: a row that sees none */
     int64_t nan_batch, nan_head_kv; /* which */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
@@ -115,7 +128,7 @@ struct trial {
 
 /* named_cases.c: a problem of a list, and the kernel and the way (fdm_plan_variant) to run it. */
 struct named_case {
-    const char *kernel, *group;
+    const char *kernel, *group, *choice; /* choice: words of its way's choice code, where the case names them */
     fdm_pass pass;
     int32_t variant;
     fdm_dtype dtype;
@@ -126,10 +139,17 @@ struct named_case {
     int blocks;            /* the same of a block mask */
     int many, rest, apart; /* as in struct trial */
     int refused;           /* for its strides: no kernel of the name takes it */
+    enum named_form hides; /* as in struct trial */
+    int kept;              /* a mask plan that the call gets: 1 one, 2 none; 0: every other case has one */
+    int spoils;            /* 1: what nobody sees holds NaN and inf; 0: it does in every other case */
+    int wants_nan;         /* as in struct trial */
+    int sink;              /* learnable sinks, and in a backward their gradient: 1 in lse, 2 not in it */
     double softcap;
 };
 /* NULL past the last. */
 const struct named_case *named_case(int64_t number);
+/* named_forms.c: whether a row sees a key. */
+int named_sees(enum named_form hides, int64_t row, int64_t key);
 
 /* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. Whether any do.
  */

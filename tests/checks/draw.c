@@ -324,10 +324,11 @@ static void draw_mask(struct trial *t) {
         const uint64_t block = (uint64_t)(j / 64 * 31 + i / 64 * 17) * 0x9e3779b97f4a7c15u >> 40;
         place_in_head(t, &form, shape, n);
         guarded_set(&t->g[MASK], n,
-                    t->many  ? is_of_few(n / shape[3] / shape[2], shape[0] * shape[1])
-                    : formed ? is_seen(&form, shape, n)
-                    : blocky ? (double)(block % 100) < 100 * density
-                             : uniform(t) < density);
+                    t->many    ? is_of_few(n / shape[3] / shape[2], shape[0] * shape[1])
+                    : t->hides ? named_sees(t->hides, i, j)
+                    : formed   ? is_seen(&form, shape, n)
+                    : blocky   ? (double)(block % 100) < 100 * density
+                               : uniform(t) < density);
     }
 }
 
@@ -341,7 +342,8 @@ static double lowest_of(fdm_dtype dtype) {
 
 static void fill_bias(struct trial *t, const int64_t shape[4]) {
     struct structure form;
-    const int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, NUM_BIAS_KINDS);
+    const int64_t elements = guarded_elements(&t->g[BIAS]), drawn = random_below(t, NUM_BIAS_KINDS);
+    const int64_t kind = t->hides ? NUM_BIAS_KINDS : drawn;
     const int formed = trial_hides_many(t) || (kind >= FORMED && kind < FORMED + FORMED_KINDS);
     const double lowest = lowest_of(fdm_dtype_of(&t->g[BIAS].tensor));
     const double huge = kind == LOWEST ? lowest : fmax((double)PICK(t, -65504, -1000000, -1000000000), lowest);
@@ -358,7 +360,9 @@ static void fill_bias(struct trial *t, const int64_t shape[4]) {
             row_is_huge = random_below(t, 2) == 0;
         const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
                             (kind == ROWS_HUGE && row_is_huge);
-        const int is_hidden = formed ? !is_seen(&form, shape, n) : kind == INFINITE && random_below(t, 3) == 0;
+        const int is_hidden = t->hides ? !named_sees(t->hides, n / shape[3] % shape[2], n % shape[3])
+                              : formed ? !is_seen(&form, shape, n)
+                                       : kind == INFINITE && random_below(t, 3) == 0;
         guarded_set(&t->g[BIAS], n, is_hidden ? -INFINITY : is_huge ? fmax(huge + x, lowest) : x);
     }
 }
@@ -426,6 +430,15 @@ static void draw_sink(struct trial *t) {
         draw_output(t, DSINK, SINK);
 }
 
+/* An ordinary sink of each head; lse may be without it. */
+static void draw_named_sink(struct trial *t, int lse_without) {
+    guarded_make(&t->g[SINK], t, FDM_FLOAT32, 1, &t->heads, 3);
+    for (int64_t n = 0; n < t->heads; n++)
+        guarded_set(&t->g[SINK], n, normal(t));
+    t->options.lse_without_sink = lse_without;
+    draw_output(t, DSINK, SINK);
+}
+
 /* " mask", with its form in brackets where it has one. */
 static const char *described(const struct trial *t, enum role role, const char *word, const char *form, char *text,
                              size_t size) {
@@ -466,6 +479,8 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
                         .of_ways = ways.count > 0,
                         .way_random = way * 0x2545f4914f6cdd1du + 770077,
                         .plain = way % 8 == 5,
+                        .keeps_plan = seed % 2 == 0,
+                        .spoils = seed % 2 == 0,
                         .far = !ways.count && seed % 16 == 9 ? 1 + (seed / 16) % 2 : 0,
                         .keyed = way % 16 == 3 || way % 64 == 22,
                         .scored = way % 16 == 1 || way % 64 == 55,
@@ -532,6 +547,10 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .shares = c->shares,
                         .many = c->many,
                         .rest = c->rest,
+                        .hides = c->blocks ? HIDES_AS_DRAWN : c->hides,
+                        .keeps_plan = c->kept ? c->kept == 1 : number % 2 == 0,
+                        .spoils = c->spoils || number % 2 == 0,
+                        .wants_nan = c->wants_nan,
                         .contradicts = c->varlen && number % 2 == 0,
                         .apart = c->apart,
                         .far = c->apart ? 2 : 0,
@@ -552,6 +571,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
         draw_intervals(t, c->intervals == 2);
     if (c->rows)
         draw_row_intervals(t, c->rows == 2);
+    t->hides = c->hides; /* a mask or bias beside blocks hides what is drawn */
     if (c->blocks)
         draw_block_mask(t, c->blocks == 2);
     draw_results(t);
@@ -562,6 +582,8 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
     draw_output(t, DV, V);
     if (c->dbias)
         draw_output(t, DBIAS, BIAS);
+    if (c->sink)
+        draw_named_sink(t, c->sink == 2);
     describe(t, FILL_NORMAL);
 }
 

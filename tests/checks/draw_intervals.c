@@ -124,7 +124,8 @@ void draw_row_intervals(struct trial *t, int of_keys) {
 /* Blocks at random, those of the diagonal's neighbourhood, or all but a few; whole rows and columns of blocks hidden at
  * times. */
 void draw_block_mask(struct trial *t, int of_keys) {
-    const int64_t size = PICK(t, 64, 128), shown = PICK(t, 1, 3, 9), kind = random_below(t, 3);
+    const int64_t drawn = PICK(t, 64, 128), size = t->hides ? 64 : drawn, shown = PICK(t, 1, 3, 9),
+                  kind = random_below(t, 3);
     const int64_t shape[4] = {random_below(t, 2) ? t->batch : 1,
                               PICK(t, 1, t->heads_kv, of_keys ? t->heads_kv : t->heads),
                               (t->seqlen_q + size - 1) / size, (t->seqlen_k + size - 1) / size};
@@ -135,7 +136,8 @@ void draw_block_mask(struct trial *t, int of_keys) {
         int seen = random_below(t, 10) < shown;
         if (kind == 1)
             seen = off > -2 * shape[2] && off < 2 * shape[3];
-        guarded_set(&t->g[BLOCKS], n, seen && key != hidden && row != barred);
+        guarded_set(&t->g[BLOCKS], n,
+                    t->hides ? named_sees(t->hides, row * size, key * size) : seen && key != hidden && row != barred);
     }
 }
 

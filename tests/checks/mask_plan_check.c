@@ -69,7 +69,7 @@ int mask_plan_make(struct trial *t, const fdm_plan *plan, const fdm_tensors *ten
     const char *fault = NULL;
     options.max_seqlen_q = t->varlen ? p->seqlen_q : 0;
     options.max_seqlen_k = t->varlen ? p->seqlen_k : 0;
-    if (tensors->cache || tensors->tree || t->far || bytes == 0 || t->seed % 2)
+    if (tensors->cache || tensors->tree || t->far || bytes == 0 || !t->keeps_plan)
         return 1;
     char *bits = malloc(bytes + ZONE);
     memset(bits, ZONE_BYTE, bytes + ZONE);

@@ -503,6 +503,7 @@ static void list_cases(void) {
                        any_kernels[n].name))
                 named_rows(any_kernels[n].name, any_kernels[n].pass, any_kernels[n].dtype == FDM_FLOAT32, runs);
     }
+    named_forms(); /* at the end: numbers of the others, and so what is drawn for them, stay as they were */
 }
 
 const struct named_case *named_case(int64_t number) {

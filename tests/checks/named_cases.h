@@ -18,5 +18,7 @@ void named_tile_plans(void);
 void named_seen_tiles(void);
 void named_wide_intervals(void);
 void named_rows(const char *kernel, fdm_pass pass, int32_t float32, int runs);
+/* named_forms.c */
+void named_forms(void);
 
 #endif

@@ -84,6 +84,14 @@ static int check_variant(struct trial *t, const struct named_case *c, const char
     return right == 1 && (!t->varlen || keeps_sequences_apart(t, c->pass, code));
 }
 
+/* The plan of the case's way, or of the first from there on whose choice code holds the words that the case names. */
+static int plan_of(const struct named_case *c, const fdm_device *device, const fdm_problem *problem, fdm_plan *plan) {
+    for (int32_t variant = c->variant; !fdm_plan_variant(device, problem, c->kernel, variant, plan); variant++)
+        if (!c->choice || strstr(plan->choice, c->choice))
+            return 1;
+    return 0;
+}
+
 /* -1: the device has no room for tensors so far apart. */
 static int check_on_device(struct trial *t, const struct named_case *c) {
     struct device_copy copy;
@@ -95,8 +103,7 @@ static int check_on_device(struct trial *t, const struct named_case *c) {
     fdm_tensors tensors = trial_tensors(t, c->pass);
     tensors = device_tensors(&copy, &tensors);
     const int taken = !fdm_device_query(FDM_CUDA, 0, &device) &&
-                      !fdm_describe(c->pass, &tensors, &t->options, &problem) &&
-                      !fdm_plan_variant(&device, &problem, c->kernel, c->variant, &plan);
+                      !fdm_describe(c->pass, &tensors, &t->options, &problem) && plan_of(c, &device, &problem, &plan);
     if (taken && !c->refused)
         return check_variant(t, c, plan.choice);
     const int right = !taken && c->refused && strstr(fdm_last_error(), "2^31 bytes");

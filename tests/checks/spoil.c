@@ -77,7 +77,7 @@ void trial_spoil_hidden(struct trial *t) {
     fdm_problem problem;
     struct attention attention;
     const fdm_tensors tensors = trial_tensors(t, FDM_FORWARD);
-    if (t->seed % 2 || t->many || problem_from_tensors(FDM_FORWARD, &tensors, &t->options, &problem, &attention))
+    if (!t->spoils || t->many || problem_from_tensors(FDM_FORWARD, &tensors, &t->options, &problem, &attention))
         return;
     if (t->varlen) {
         spoil_rest(t, Q, CU_Q, t->total_q);
@@ -118,15 +118,15 @@ static int sees_nothing(struct trial *t, int64_t b, int64_t h, int64_t row) {
     return 1;
 }
 
-static int wants_nan_key(const struct trial *t) { return t->seed % 16 == 12 || t->seed % 16 == 3; }
-int trial_wants_nan(const struct trial *t) { return t->seed % 16 == 7 || wants_nan_key(t); }
+static int wants_nan_key(const struct trial *t) { return !t->named && (t->seed % 16 == 12 || t->seed % 16 == 3); }
+int trial_wants_nan(const struct trial *t) { return t->named ? t->wants_nan : t->seed % 16 == 7 || wants_nan_key(t); }
 
 int trial_spoil_seen(struct trial *t) {
     t->nan_key = wants_nan_key(t);
     t->nan_row = !t->nan_key && trial_wants_nan(t);
     /* The gradient of a bias that all keys share is 0, and not every kernel makes it of its terms. */
     const int shared = t->g[BIAS].map && t->g[BIAS].shape[3] == 1;
-    if ((!t->nan_row && !t->nan_key) || t->named || t->batch == 0 || t->huge || shared)
+    if ((!t->nan_row && !t->nan_key) || t->batch == 0 || t->huge || shared)
         return t->nan_row = t->nan_key = 0;
     const int64_t b = random_below(t, t->batch), h = random_below(t, t->heads);
     const struct guarded *cu = &t->g[t->nan_row ? CU_Q : CU_K];
@@ -137,7 +137,7 @@ int trial_spoil_seen(struct trial *t) {
     t->nan_row &= length > 0;
     t->nan_key &= length > 0 && !is_shared(&t->g[K]) && !is_shared(&t->g[V]);
     if (t->nan_row) {
-        const int64_t row = random_below(t, length);
+        const int64_t row = t->named ? 0 : random_below(t, length);
         spoil_row(t, Q, b, begin + row, h, NAN);
         t->nan_row = sees_nothing(t, b, h, row) ? 2 : 1;
     }
