@@ -5,7 +5,7 @@
 #include "launches.h"
 #include "subjects.h"
 
-#define MASK_OPTIONS "emulate seed repeat rotate"
+#define MASK_OPTIONS "emulate seed repeat rotate until-wrong"
 static const struct subject subjects[] = {
     {"attention", "every kernel on random problems, against the float64 reference",
      "kernel emulate cuda seed repeat right seconds ways rotate threads far until-wrong launches json",

@@ -61,6 +61,8 @@ static inline int run_cases(const struct options *o, uint64_t usual, case_functi
             printf(" --keys %llu", (unsigned long long)o->keys);
         printf("\n");
         wrong += fault != NULL;
+        if (fault && o->until_wrong)
+            return exit_code((int64_t)n + 1, wrong);
     }
     return exit_code((int64_t)cases, wrong);
 }
