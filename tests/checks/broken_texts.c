@@ -1,6 +1,7 @@
 /* broken_texts.c: the checker's own test on kernels of CUDA devices: the emulated device compiles each with one fault
  * in its text (EMULATED_PLANT), and the problems that are drawn or listed have to find it. What the faults need is what
- * small problems with shapeless masks do not have: each is of another kind. */
+ * small problems with shapeless masks do not have: each is of another kind. A run ends at the first wrong result. Where
+ * it has a seed, that is one which shows the fault now; the seeds after it are for the day when drawing has changed. */
 #define _GNU_SOURCE /* mkdtemp */
 #include <fcntl.h>
 #include <stdlib.h>
