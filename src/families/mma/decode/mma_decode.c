@@ -521,6 +521,9 @@ static void decode_request(const fdm_plan *plan, const fdm_problem *p, struct cu
     /* Compiled for 9.0, intervals beside lengths on the device spill 76 bytes. */
     if (p->has_intervals && gpu_has_lengths(p))
         request->spill_bytes_max = 76;
+    /* Compiled for 12.0, a mask, intervals and a block mask together spill 24 bytes. */
+    else if (p->has_intervals && p->has_mask && p->block_mask_size)
+        request->spill_bytes_max = 24;
     request->cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
 }
 
