@@ -35,7 +35,7 @@ check-long:
 
 bench:
 	@scripts/setup.sh test
-	@pip install -q --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
+	@pip install -q --no-deps --no-build-isolation --config-settings=build-dir=build-wheel .
 	.venv/bin/python -m flash_dmattn.bench
 
 clean:

@@ -8,7 +8,7 @@ scripts/setup.sh test
 export PATH="$PWD/.venv/bin:$PATH"
 scripts/configure.sh -Dtests=true
 ninja -C build --quiet
-pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
+pip install -q --disable-pip-version-check --no-deps --no-build-isolation --config-settings=build-dir=build-wheel .
 out=$PWD/bench/results/$device
 mkdir -p "$out" docs/images
 root=$PWD

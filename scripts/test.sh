@@ -10,7 +10,7 @@ logs=build/meson-logs
 . scripts/draw.sh # each test prints its own seeds and share
 
 build() { scripts/configure.sh -Dtests=true && compile; }
-install_package() { pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .; }
+install_package() { pip install -q --disable-pip-version-check --no-deps --no-build-isolation --config-settings=build-dir=build-wheel .; }
 python_tests() { # as many processes as processors, up to four: each has PyTorch in memory
     python -m pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile --junitxml="$logs/pytest.xml" \
         tests/python tests/cli tests/scripts

@@ -17,7 +17,7 @@ echo "${#tests[@]} tests, part $part of $parts"
 failed=0
 meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 4 "${tests[@]}" || failed=1
 if [ "$parts" = 1 ]; then
-    pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel . &&
+    pip install -q --disable-pip-version-check --no-deps --no-build-isolation --config-settings=build-dir=build-wheel . &&
         FDM_ALL_CASES=1 python -m pytest -q --numprocesses=auto --maxprocesses=4 -m rotates tests/python || failed=1
 fi
 exit $failed

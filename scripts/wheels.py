@@ -228,7 +228,7 @@ def native_wheel() -> tuple[pathlib.Path, pathlib.Path]:
     folder = WORK / "native"
     shutil.rmtree(folder, ignore_errors=True)
     run(sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
-        "-Cbuild-dir=build-wheels/native-build", "-w", folder, ".", cwd=ROOT)
+        "--config-settings=build-dir=build-wheels/native-build", "-w", folder, ".", cwd=ROOT)
     run(sys.executable, "-m", "wheel", "unpack", "--dest", folder, next(folder.glob("*.whl")))
     unpacked = next(path for path in folder.iterdir() if path.is_dir())
     return unpacked, unpacked / "flash_dmattn" / "_native.abi3.so"
