@@ -165,6 +165,12 @@ def own_apt(folder: pathlib.Path, kind: str, *options: str) -> list[str]:
     return apt
 
 
+def unpack(tar: tarfile.TarFile, folder: pathlib.Path) -> None:
+    """Unpacks an archive; Debian 12's Python has no filters yet."""
+    tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)  # type: ignore[attr-defined]
+    tar.extractall(folder)
+
+
 def make_cmocka(target: Target) -> pathlib.Path:
     """A folder with cmocka for the target, from Debian's sources, which apt checks: no package of Debian has it for
     another system."""
@@ -173,7 +179,7 @@ def make_cmocka(target: Target) -> pathlib.Path:
         return folder
     run(*own_apt(folder, "deb-src"), "source", "--download-only", "cmocka", cwd=folder)
     with tarfile.open(next(folder.glob("cmocka_*.orig.tar.*[!c]"))) as tar:
-        tar.extractall(folder / "unpacked", filter="data")
+        unpack(tar, folder / "unpacked")
     source = next((folder / "unpacked").iterdir())
     has = [f"-DHAVE_{what}" for what in ("INTTYPES_H", "MALLOC_H", "SIGNAL_H", "STRUCT_TIMESPEC", "GCC_THREAD_LOCAL_STORAGE")]
     zig = [sys.executable, "-m", "ziglang"]
@@ -310,7 +316,7 @@ def run_by_cmake(folder: pathlib.Path) -> None:
 def run_examples(name: str, target: Target, archive: pathlib.Path) -> str:
     """Compiles the archive's own examples with what is unpacked beside them, and runs them where this machine can."""
     with tarfile.open(archive) as tar:
-        tar.extractall(WORK / f"{name}-c" / "unpacked", filter="data")
+        unpack(tar, WORK / f"{name}-c" / "unpacked")
     folder = next((WORK / f"{name}-c" / "unpacked").iterdir())
     windows, words = target.system == "windows", runner_of(target)
     library = [folder / "lib" / "libflash_dmattn.dll.a"] if windows else ["-L", folder / "lib", "-lflash_dmattn", "-lm"]
