@@ -4,10 +4,9 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "problem/lengths.h"
 #include "problem/tensor.h"
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- a problem by itself ---- */
 

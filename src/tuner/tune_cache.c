@@ -2,11 +2,10 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "base/memory.h"
 #include "tuner/tune_contents.h"
 #include "tuner/tune_pattern.h"
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* What each sequence has of the cache. */
 struct share {
@@ -73,11 +72,6 @@ void tune_set_cache(struct tune_data *data) {
 }
 
 /* ---- contents ---- */
-
-static int32_t new_end(const fdm_problem *p, const int32_t *ends, int64_t index) {
-    (void)p;
-    return ends[index];
-}
 
 /* Keys of a sequence after appending, of which it has its new ones at least. */
 static int32_t keys_of(const fdm_problem *p, const int32_t *ends, int64_t b) {
@@ -150,7 +144,7 @@ fdm_status tune_fill_cache(struct tune_data *data) {
         tune_number number;
     } all[] = {{TUNE_TABLE, page_of},  {TUNE_PAGE_START, page_start},     {TUNE_CACHE_ROW, cache_row},
                {TUNE_USED_K, keys_of}, {TUNE_CACHE_LENGTHS, keys_before}, {TUNE_FIRST_KEY, first_key},
-               {TUNE_CU_NEW, new_end}};
+               {TUNE_CU_NEW, tune_end}};
     const fdm_problem *p = data->problem;
     if (!p->has_cache)
         return FDM_OK;

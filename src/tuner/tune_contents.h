@@ -8,6 +8,7 @@ void tune_set_shape(struct tune_data *data, enum tune_role role, fdm_dtype dtype
 
 /* Fills the int32 tensor of a role, number by number. */
 typedef int32_t (*tune_number)(const fdm_problem *problem, const int32_t *ends, int64_t index);
+int32_t tune_end(const fdm_problem *problem, const int32_t *ends, int64_t index); /* the index-th end */
 fdm_status tune_fill_numbers(struct tune_data *data, enum tune_role role, tune_number number, const int32_t *ends);
 
 /* Where packed sequences end, from 0 on: lengths fall from the longest on by equal steps and sum up to the total. */

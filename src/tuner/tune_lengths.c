@@ -58,7 +58,7 @@ void tune_set_lengths(struct tune_data *data) {
 
 /* ---- contents ---- */
 
-static int32_t end_of(const fdm_problem *p, const int32_t *ends, int64_t index) {
+int32_t tune_end(const fdm_problem *p, const int32_t *ends, int64_t index) {
     (void)p;
     return ends[index];
 }
@@ -106,14 +106,14 @@ fdm_status tune_fill_lengths(struct tune_data *data) {
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %lld lengths", (long long)p->batch);
     tune_make_ends(p->varlen ? p->batch : 0, p->seqlen_q, p->total_q, ends);
     if (p->varlen)
-        status = tune_fill_numbers(data, TUNE_CU_Q, end_of, ends);
+        status = tune_fill_numbers(data, TUNE_CU_Q, tune_end, ends);
     if (!status && p->has_seqused_q)
         status = tune_fill_numbers(data, TUNE_USED_Q, used_rows, ends);
     if (!status && p->has_tree)
         status = fill_tree(data, ends);
     tune_make_ends(p->varlen ? p->batch : 0, p->seqlen_k, p->total_k, ends);
     if (!status && data->memory[TUNE_CU_K])
-        status = tune_fill_numbers(data, TUNE_CU_K, end_of, ends);
+        status = tune_fill_numbers(data, TUNE_CU_K, tune_end, ends);
     if (!status && p->has_seqused_k && !p->has_cache) /* tune_cache.c counts the keys of a cache */
         status = tune_fill_numbers(data, TUNE_USED_K, used_keys, ends);
     memory_release(ends);

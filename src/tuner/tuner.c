@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "base/memory.h"
 #include "base/struct_bytes.h"
 #include "problem/problem.h"
@@ -35,8 +36,6 @@ static void describe_blocks(fdm_problem *p) {
     else if (p->seqlen_q <= 64 && p->seqlen_k <= 64)
         p->block_mask_size = 64;
 }
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Pages that no sequence can hold are left out: a cache is as large as a machine's memory, and its choices are those of
  * a part of it. */

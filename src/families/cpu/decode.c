@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "base/integers.h"
 #include "device/isa.h"
 #include "device/threads.h"
 #include "families/cpu/cpu_family.h"
@@ -29,8 +30,6 @@ enum {
 };
 
 static int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* ---- shape of the work ---- */
 
 static const struct cpu_kernels *kernels_of(const fdm_problem *problem, const fdm_plan *plan) {

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/half.h"
+#include "base/integers.h"
 #include "gpu/gpu_family.h"
 #include "masks/dense/dense_params.h"
 #include "masks/topk/topk_on_device.h"
@@ -26,8 +27,6 @@ void create_mask_request(fdm_dtype dtype, int32_t threads, struct cuda_kernel_re
         (struct cuda_kernel_request){.file = "masks/dense/create_mask.cu", .entry = "create_mask", .threads = threads};
     GPU_SET_CONSTANTS(request, TOPK_CONSTANTS, .DTYPE = gpu_dtype(dtype), .CHUNK = threads);
 }
-
-static int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static struct dense_mask dense_of(const fdm_tensor *t) {
     return (struct dense_mask){(uint8_t *)tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1), tensor_stride(t, 2),
@@ -72,7 +71,7 @@ fdm_status blocks_on_device(const fdm_tensor *mask, int64_t block_q, int64_t blo
     const struct dense_mask m = dense_of(mask);
     const struct gpu_scores scores = {
         .data = (const char *)m.data, .batch = m.batch, .head = m.head, .row = m.row, .key = m.key};
-    const int64_t rows = min_of(block_q, mask->shape[2]), keys = min_of(block_k, mask->shape[3]);
+    const int64_t rows = smaller(block_q, mask->shape[2]), keys = smaller(block_k, mask->shape[3]);
     if (is_empty(mask))
         return FDM_OK;
     if (rows * keys > INT32_MAX)
@@ -103,7 +102,7 @@ fdm_status blocks_from_lists_on_device(const fdm_tensor *counts, const fdm_tenso
                                  .num_heads = (int32_t)blocks->shape[1],
                                  .num_rows = (int32_t)blocks->shape[2],
                                  .num_keys = (int32_t)blocks->shape[3],
-                                 .room = (int32_t)min_of(indices->shape[3], INT32_MAX)};
+                                 .room = (int32_t)smaller(indices->shape[3], INT32_MAX)};
     params.num_groups = gpu_ceil_div(params.num_lists, LISTS_THREADS / 32);
     blocks_from_lists_request(&request);
     return cuda_run(blocks->device.index, &request, gpu_grid(params.num_groups), &params, sizeof params, stream);
@@ -141,8 +140,8 @@ fdm_status create_mask_on_device(const struct mask_source *source, const struct 
                                               .mask = dense_of(mask),
                                               .num_rows = mask->shape[0] * mask->shape[1] * mask->shape[2],
                                               .hidden = order_of(choice->hidden_bias, dtype),
-                                              .window = (int32_t)min_of(choice->window, INT32_MAX),
-                                              .block_size = (int32_t)min_of(choice->block_size, INT32_MAX),
+                                              .window = (int32_t)smaller(choice->window, INT32_MAX),
+                                              .block_size = (int32_t)smaller(choice->block_size, INT32_MAX),
                                               .seqlen_q = (int32_t)mask->shape[2],
                                               .num_keys = (int32_t)keys,
                                               .num_heads = (int32_t)mask->shape[1],
