@@ -394,8 +394,10 @@ def record(options: argparse.Namespace) -> Dict[str, Any]:
     report: Dict[str, Any] = {"facts": facts(), "ceilings": limits, "results": []}
     report["facts"]["peers"] = {name: peer.missing() or "installed" for name, peer in PEERS.items()}
     chosen = list(cases(options.cases.split(",")))
+    if options.quick:
+        chosen = quick(chosen)
     try:
-        for case in quick(chosen) if options.quick else chosen:
+        for case in chosen:
             result = measure(case, options)
             if result is not None:
                 report["results"].append(result)

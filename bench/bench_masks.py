@@ -81,30 +81,25 @@ def visible_pairs(problem: Problem) -> float:
     return float((end - first).sum().item()) * problem.q.shape[0] * problem.heads
 
 
-def _said_as_rows(problem: Problem) -> Dict[str, Any]:
-    """The mask as one range of keys a row, as peers take it."""
+def _said(problem: Problem) -> Dict[str, Dict[str, Any]]:
+    """The mask as arguments: as it is, and as one range of keys a row, as peers take it."""
     first, end = (bound.int().view(1, 1, 1, -1) for bound in problem.row_ranges)  # type: ignore[union-attr]
-    return {"row_intervals": (first, end)}
-
-
-def _said_as_keys(problem: Problem) -> Dict[str, Any]:
-    said = {"is_causal": problem.causal, "key_intervals": problem.intervals, "window_size": problem.window or (-1, -1)}
-    return {name: mask for name, mask in said.items() if mask is not None}
+    by_keys = {"is_causal": problem.causal, "key_intervals": problem.intervals, "window_size": problem.window or (-1, -1)}
+    return {"": by_keys, ROWS: {"row_intervals": (first, end)}}
 
 
 def ways(problem: Problem) -> Dict[str, Callable[[], torch.Tensor]]:
     """Calls of ours with the mask said by rows, and with plans that are kept. A peer's plan is kept, too."""
     q, k, v = problem.q, problem.k, problem.v
-    by_rows = _said_as_rows(problem)
-    plans = {KEPT: masks.MaskPlan(q, k, **_said_as_keys(problem)), ROWS + KEPT: masks.MaskPlan(q, k, **by_rows)}
-    calls: Dict[str, Callable[[], torch.Tensor]] = {OURS + ROWS: lambda: flash_dmattn_func(q, k, v, **by_rows)}
-    for name, plan in plans.items():
-        calls[OURS + name] = lambda plan=plan: flash_dmattn_func(q, k, v, mask_plan=plan)
+    said = _said(problem)
+    calls: Dict[str, Callable[[], torch.Tensor]] = {OURS + ROWS: lambda: flash_dmattn_func(q, k, v, **said[ROWS])}
+    for name, mask in said.items():
+        plan = masks.MaskPlan(q, k, **mask)
+        calls[OURS + name + KEPT] = lambda plan=plan: flash_dmattn_func(q, k, v, mask_plan=plan)
     return calls
 
 
 def plan_calls(problem: Problem) -> Dict[str, Callable[[], Any]]:
     """Calls that make the plans of ways()."""
     q, k = problem.q, problem.k
-    said = {"": _said_as_keys(problem), ROWS: _said_as_rows(problem)}
-    return {OURS + name + PLAN: lambda mask=mask: masks.MaskPlan(q, k, **mask) for name, mask in said.items()}
+    return {OURS + name + PLAN: lambda mask=mask: masks.MaskPlan(q, k, **mask) for name, mask in _said(problem).items()}

@@ -33,6 +33,7 @@ from flash_dmattn.compat import flash_attn_cute, flash_attn_interface
 from flash_dmattn.compat.flash_attn import functions as flash_attn
 from flash_dmattn.compat.varlen import varlen_attn
 
+from bench_attention import cpu_model
 from masks_cuda import commit
 
 Call = Callable[[], Any]
@@ -210,15 +211,6 @@ def measure(groups: Groups, calls: int, batches: int, wait: Call) -> Dict[str, D
     return results
 
 
-def processor() -> str:
-    """The name that lscpu gives."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def table(results: Dict[str, Dict[str, Dict[str, Any]]]) -> None:
     print(f"{'':56s} {'25 %':>8s} {'median':>8s} {'75 %':>8s} {'over':>8s}")
     for group, ways in results.items():
@@ -251,7 +243,7 @@ def main(arguments: Sequence[str]) -> None:
             "command": " ".join(["bench/host_time.py", *arguments]),
             "commit": commit(),
             "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-            "processor": processor(),
+            "processor": cpu_model(),
             "versions": {
                 "flash_dmattn": flash_dmattn.__version__,
                 "torch": torch.__version__,
